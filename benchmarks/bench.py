@@ -14,12 +14,13 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from attention_check.gpu.flash_attn import forward
-from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.isolation.isolated_kernel import isolated
 from attention_check.measure.examine import examine
 from fa_lib import BF16, Precision, Tiling, draw, kernels, round_to, wasserstein
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import build
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.tensor_cores import TensorCore
 from ptx_machine.launch import Done, Kernel
 
@@ -159,8 +160,8 @@ def apart_to_here(kernel="examples.my_kernel:attention"):
     Run from the repository's root."""
 
     def apart():
-        with in_a_process(kernel):
-            examine(kernel, beside=())
+        with isolated(KernelRef.of(kernel)) as subject:
+            examine(subject, beside=())
 
     return ratio(apart, lambda: examine(kernel, beside=()), turns=3)
 

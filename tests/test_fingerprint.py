@@ -26,7 +26,7 @@ def test_the_walk_finds_kernels_and_vocabulary_and_no_room_above():
     kernels = {f"fa_lib.kernels.{name}" for name in ("tiled", "backward", "inputs")}
     assert {"fa_lib.numerics.formats", *kernels} <= found
     assert not [m for m in found if m.split(".")[1] in ("check", "plots", "training", "commands")]
-    own = {f"fa_lib.execution.{name}" for name in ("lookup", "kernel_names", "reader_modules")}
+    own = {f"fa_lib.execution.{name}" for name in ("lookup", "reader_modules")}
     assert {m for m in found if ".execution." in m} == own
 
 

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from fa_lib import kernels
 from fa_lib.execution import reader_modules
-from fa_lib.execution.kernel_names import on_gpu
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.reader_modules import module_name
+from fa_lib.kernels.kernel_ref import KernelRef
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_python_takes_a_kernel_by_its_file_as_the_command_line_does(kernel_file,
     module(kernel_file / "its", "on_gpu.py", "def f(q, k, v, gpu=None):\n    return gpu.name\n")
     for found in (
         kernels.get(f"{kernel_file}/its/on_gpu.py:f", gpu="A100"),
-        kernels.get(on_gpu(f"{kernel_file}/its/on_gpu.py:f", "A100")),
+        kernels.get(KernelRef.of(f"{kernel_file}/its/on_gpu.py:f", "A100")),
     ):
         assert found(None, None, None) == "A100"
 

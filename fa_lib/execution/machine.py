@@ -5,6 +5,8 @@ import importlib.util
 import os
 import platform
 import time
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 # instructions, by Linux's names, that decide which formats a processor computes in
@@ -70,3 +72,14 @@ def package(module: str) -> str:
         if Path(origin).resolve().is_relative_to(Path(str(found.locate_file(""))).resolve()):
             return f"{name} {found.version}"
     return ""
+
+
+_version = cache(version)  # each call reads files; an absent distribution may be installed later, so it is not cached
+
+
+def installed(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return _version(distribution)
+    except PackageNotFoundError:
+        return None

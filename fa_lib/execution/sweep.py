@@ -91,13 +91,19 @@ def expand(grid: dict) -> Iterator[dict]:
 
 
 def _fields(value: object) -> dict[str, Any] | None:
-    """Return name -> value of a dataclass's instance; None for any other value."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else None
+    """Return name -> value of a dataclass's instance; None for any other value, and for one with a text of its own."""
+    several = is_dataclass(value) and not isinstance(value, type) and type(value).__str__ is object.__str__
+    return asdict(value) if several else None
 
 
 def _plain(cell):
     """A cell with its dataclasses as dicts, as JSON can hold them."""
-    return {name: x if (fields := _fields(x)) is None else fields for name, x in cell.items()}
+    return {name: _text(x) if (fields := _fields(x)) is None else fields for name, x in cell.items()}
+
+
+def _text(value):
+    """A dataclass with a text of its own as this text; any other value as it is."""
+    return str(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _finished_cells(fn, keys, uses, cache):
@@ -121,8 +127,8 @@ def _columns(cell, fixed):
     for name, x in cell.items():
         if (fields := _fields(x)) is not None:
             columns |= fields
-        elif name not in fixed or x is None or isinstance(x, (str, int, float)):
-            columns[name] = x
+        elif name not in fixed or x is None or isinstance(_text(x), (str, int, float)):
+            columns[name] = _text(x)
     return columns
 
 

@@ -1,15 +1,12 @@
 """Kernels by name: `get("tiled")`, `get("package.module:function")`, and `register("mine", fn)` for a reader's own."""
 
-import importlib
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
-from fa_lib.execution.kernel_names import ON_GPU, kernel_label
-from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
+from fa_lib.kernels.kernel_ref import KernelRef, simulated
 from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.option_names import renamed
 from fa_lib.kernels.precision import Precision
@@ -43,13 +40,13 @@ def register(name: str, fn: Callable) -> None:
     _KERNELS[name] = fn
 
 
-def get(name: str | Callable, gpu: str = "") -> Callable:
-    """Find a kernel by name.
+def get(kernel: str | KernelRef | Callable, gpu: str = "") -> Callable:
+    """Find a kernel.
 
     Args:
-        name: of a registered kernel, "package.module:function" or "path/to/file.py:function"; "NAME@bshd" for a kernel
-            whose tensors have this layout of LAYOUTS, or this convention of READINGS: it is adapted to what is asked
-            for here. A function is returned as it is.
+        kernel: a KernelRef, or the text of one: a registered kernel's name, "package.module:function" or
+            "path/to/file.py:function"; "NAME@bshd" for a kernel whose tensors have this layout of LAYOUTS, or this
+            convention of READINGS: it is adapted to what is asked for here. A function is returned as it is.
         gpu: "A100", "L40S", "H100" or "B200" for a kernel that launches Triton kernels, or "fa2", FlashAttention-2's
             own: it runs on the CPU in this GPU's arithmetic (docs/gpu/machine.md). "": the kernel as it is.
 
@@ -59,29 +56,36 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
     Raises:
         ValueError: there is no such kernel or layout.
     """
-    if gpu:
-        return importlib.import_module(ON_GPU).kernel(name, gpu)  # it knows this package, which does not know it
-    if callable(name):
-        return name
-    own, at, reading = str(name).rpartition("@")
-    if at:
-        return read_as(get(own), reading)
-    if name in _KERNELS:
-        return _KERNELS[name]
-    if ":" not in str(name):
+    if isinstance(kernel, str) and kernel in _KERNELS and not gpu:
+        return _KERNELS[kernel]
+    if isinstance(kernel, str):
+        kernel = KernelRef.of(kernel, gpu)
+    elif not isinstance(kernel, KernelRef):
+        return simulated(kernel, gpu) if gpu else kernel
+    fn = kernel.fn or _function(kernel)
+    for reading in kernel.readings:
+        fn = read_as(fn, reading)
+    return fn
+
+
+def is_here(kernel: KernelRef) -> bool:
+    """Return whether a kernel is built in or registered, and so runs in this process."""
+    return not kernel.module and not kernel.gpu and kernel.function in _KERNELS
+
+
+def _function(kernel):
+    """Return the function of a KernelRef, adapted to nothing.
+
+    Raises:
+        ValueError: there is no such kernel.
+    """
+    if is_here(kernel):
+        return _KERNELS[kernel.function]
+    if not kernel.module and not kernel.gpu:
         accepted = f"{', '.join(_KERNELS)}, package.module:function or path/to/file.py:function"
         words = "a name that was registered is known in its own process alone, and not in workers, jobs and notebooks"
-        raise ValueError(f"kernel: got {name!r}; accepted are {accepted} ({words})")
-    if not name.startswith(f"{ON_GPU}:"):
-        name = module_name(name)
-    module, function = name.split(":", 1)
-    try:
-        kernel = getattr(importlib.import_module(module), function)
-    except (Exception, SystemExit) as error:  # a module may end the process that imports it
-        raise unavailable(name, repr(error)) from error
-    if not callable(kernel):
-        raise uncallable(name, type(kernel).__name__)
-    return kernel
+        raise ValueError(f"kernel: got {kernel.function!r}; accepted are {accepted} ({words})")
+    return kernel.imported()
 
 
 def read_as(fn: Callable, reading: str) -> Callable:
@@ -100,35 +104,13 @@ def read_as(fn: Callable, reading: str) -> Callable:
     return fn if reading == "bhsd" else LAYOUTS[reading](_plain(fn, heads=-2))
 
 
-def unavailable(name: str, error: str) -> ValueError:
-    """Make the error of a kernel that cannot be imported; error: what its import raised."""
-    where = "modules are looked for in the current folder and on PYTHONPATH"
-    return ValueError(f"kernel: got {kernel_label(name)!r}; it cannot be had: {error} ({where})")
-
-
-def uncallable(name: str, type_name: str) -> ValueError:
-    """Make the error of a kernel's name that names something else, of a type with this name."""
-    return ValueError(f"kernel: got {kernel_label(name)!r}, a {type_name}; accepted is a function f(q, k, v, ...)")
-
-
-@contextmanager
-def standing_in(name: str, fn: Callable) -> Iterator[None]:
-    """Let `get(name)` return fn in this process, until the context ends: the function that name,
-    package.module:function, means is neither imported nor called."""
-    register(name, fn)
-    try:
-        yield
-    finally:
-        _KERNELS.pop(name, None)
-
-
-def plain(name: str | Callable) -> Callable:
-    """Find a kernel by name and make it callable as f(q, k, v, **options) on (batch, heads, sequence, head_dim).
+def plain(kernel: str | KernelRef | Callable) -> Callable:
+    """Find a kernel and make it callable as f(q, k, v, **options) on (batch, heads, sequence, head_dim).
 
     A kernel that takes a Precision runs with every step in its inputs' format, in tiles of 64, by fa1, as in the paper.
     A kernel with other names for its options takes fa_lib's (`option_names`).
     """
-    return _plain(get(name))
+    return _plain(get(kernel))
 
 
 def _plain(fn, heads=-3):

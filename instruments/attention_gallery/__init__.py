@@ -1,9 +1,9 @@
 """Attention kernels that other projects ship, each behind f(q, k, v, causal=False, scale=None) on torch tensors.
 
 `attention_gallery.catalogue` names them, ENTRIES on a CPU and ON_CUDA on a GPU:
-`kernels.get("attention_gallery:mlx_sdpa")`. Tensors are (batch, heads, n, head_dim), causal is aligned bottom-right, and
-what a kernel lacks raises NotImplementedError. Their libraries are no requirement of fa_lib: requirements.txt pins those
-of CPU kernels, and each is imported when its kernel is called.
+`kernels.get("attention_gallery:mlx_sdpa")`. Tensors are (batch, heads, n, head_dim), causal is aligned bottom-right,
+and what a kernel lacks raises NotImplementedError. Their libraries are no requirement of fa_lib: requirements.txt pins
+those of CPU kernels, and each is imported when its kernel is called.
 """
 
 from attention_gallery.catalogue import CATALOGUES

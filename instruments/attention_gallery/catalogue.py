@@ -2,6 +2,13 @@
 
 from attention_gallery.entry import Entry, entries
 from attention_gallery.modelled import MODELLED
+from fa_lib.kernels.kernel_ref import KernelRef
+
+
+def project_of(kernel: KernelRef) -> str:
+    """Return the name and version of the project that wrote a kernel of the gallery; "" for another kernel."""
+    entry = {**MODELLED, **ENTRIES}.get(kernel.function)
+    return f"{entry.package.name if entry.package else entry.needs[0]} {entry.version}" if entry else ""
 
 
 def listing() -> str:

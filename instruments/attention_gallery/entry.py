@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from fa_lib.execution.kernel_names import on_gpu
+from fa_lib.execution.machine import installed
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.registry import get
 from ptx_machine.sources import Package
 
@@ -69,10 +69,9 @@ class Entry:
         return f"it needs {requirements}, not installed here; {how} {'it' if len(absent) == 1 else 'them'}"
 
     @property
-    def name(self) -> str:
-        """The kernel's name for `kernels.get`."""
-        name = f"attention_gallery.{self.module}:{self.key}"
-        return on_gpu(name, self.gpu) if self.gpu else f"attention_gallery:{self.key}"
+    def ref(self) -> KernelRef:
+        """The kernel's identity."""
+        return KernelRef(f"attention_gallery.{self.module}" if self.gpu else "attention_gallery", self.key, self.gpu)
 
     @property
     def version(self) -> str:
@@ -94,18 +93,7 @@ class Entry:
         """
         if self.problem:
             raise ImportError(f"{self.key} cannot run: {self.problem}")
-        return get(self.name) if self.gpu else getattr(import_module(f"attention_gallery.{self.module}"), self.key)
-
-
-_version = cache(version)  # each call reads files; an absent distribution may be installed later, so it is not cached
-
-
-def installed(distribution: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
-    try:
-        return _version(distribution)
-    except PackageNotFoundError:
-        return None
+        return get(self.ref) if self.gpu else getattr(import_module(f"attention_gallery.{self.module}"), self.key)
 
 
 @cache

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import sys
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 
@@ -18,7 +19,7 @@ from attention_check.commands import model_process, reports
 from attention_check.explain.standalone_test import standalone
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import call_kernel
-from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.isolation.isolated_kernel import IsolatedKernel
 from attention_check.judge.conduct import of_conduct
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
@@ -33,6 +34,7 @@ from attention_gallery.commands import gallery_pages
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.commands.errors import say
+from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
 HEAD = """
@@ -222,7 +224,7 @@ ACTS = {  # 3. what a call does -> what is said of the kernel
 def test_whatever_a_call_does_is_said_of_the_kernel(stranger):
     acts = "".join(f"    if q.shape[-2] == {i + 1}: {act}\n" for i, act in enumerate(ACTS))
     body = f"def f(q, k, v):\n{acts}    return getattr(q, 'answer', None) if hasattr(q, 'answer') else right(q, k, v)"
-    with in_a_process(stranger("acts", body)) as fn:
+    with closing(IsolatedKernel(KernelRef.of(stranger("acts", body)))) as fn:
         for i, (act, told) in enumerate(ACTS.items()):
             answer = call_kernel(fn, *draw(i + 1))
             assert answer.o is None and told in answer.problem, act
@@ -243,7 +245,7 @@ def f(q, k, v):
     return right(Slow.apply(q), k, v)
 """
     for name, text in (("hangs", body), ("hangs_early", "time.sleep(99)")):
-        with in_a_process(stranger(name, text), timeout=0.3) as fn:
+        with closing(IsolatedKernel(KernelRef.of(stranger(name, text)), timeout=0.3)) as fn:
             assert "does not answer within" in call_kernel(fn, *draw(3)).problem
             if name == "hangs":
                 o = fn(*(x.requires_grad_() for x in draw(4)))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from attention_check.isolation.calls import KernelError
-from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.isolation.isolated_kernel import IsolatedKernel
 from fa_lib.commands.cli import app
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.kernel_ref import KernelRef
 
 RIGHT = """
 import torch
@@ -79,7 +81,7 @@ def test_it_fails_on_captured_tensors(module, tmp_path):
 
 def test_inputs_that_are_changed_in_the_backward_pass_are_told(module):
     q, k, v = (x.requires_grad_() for x in draw("normal", 0, (1, 1, 8, 16)))
-    with in_a_process(f"{module}:changes_k_in_backward") as fn:
+    with closing(IsolatedKernel(KernelRef.of(f"{module}:changes_k_in_backward"))) as fn:
         o = fn(q, k, v)
         with pytest.raises(KernelError, match="changes k in its backward pass"):
             torch.autograd.grad(o.sum(), (q, k, v))

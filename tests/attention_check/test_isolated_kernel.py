@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,7 +19,14 @@ from typer.testing import CliRunner
 from attention_check.commands import model_process, reports
 from attention_check.isolation import worker
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
-from attention_check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKernel, in_a_process
+from attention_check.isolation.isolated_kernel import (
+    MOST_ENDINGS,
+    IsolatedKernel,
+    all_isolated,
+    conduct,
+    isolated,
+    wait,
+)
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.conduct import of_conduct
 from attention_check.judge.findings import Severity, Verdict
@@ -32,6 +40,7 @@ from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import CHECKOUT
+from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=16)
 
@@ -85,9 +94,9 @@ def right(q, k, v, **options):
 
 
 def judged(name, limit=60.0):
-    with in_a_process(name, limit) as fn:
-        tables = examine(name, TINY, beside=())
-        return judge_kernel(name, replace(tables, conduct=fn.conduct()))
+    with isolated(KernelRef.of(name), limit) as kernel:
+        tables = examine(kernel, TINY, beside=())
+        return judge_kernel(kernel, replace(tables, conduct=conduct(kernel)))
 
 
 def found(judgement, what):
@@ -97,7 +106,7 @@ def found(judgement, what):
 def test_gradients_of_many_keys_and_few_queries_come_back(stranger):
     """dK and dV have more bytes than dO, from which the size of an answer was once bounded."""
     q, k, v, dO = torch.randn(1, 1, 2, 64), *torch.randn(2, 1, 1, 8192, 64), torch.randn(1, 1, 2, 64)
-    with in_a_process(stranger("good")) as fn:
+    with closing(IsolatedKernel(KernelRef.of(stranger("good")))) as fn:
         there, here = (
             torch.autograd.grad(kernel(*x), x, dO)
             for kernel, x in ((each, [y.clone().requires_grad_() for y in (q, k, v)]) for each in (fn, right))
@@ -110,7 +119,7 @@ def test_any_signal_is_a_crash_and_later_calls_are_made(stranger, number, words)
     """Python has no name for a real-time signal."""
     name = stranger("dies", f"def f(q, k, v):\n    if q.shape[-1] == 80: os.kill(os.getpid(), {number})\n    "
                             "return right(q, k, v)")  # fmt: skip
-    with in_a_process(name) as fn:
+    with closing(IsolatedKernel(KernelRef.of(name))) as fn:
         with pytest.raises(KernelError, match=f"ends its process by {words}") as error:
             fn(*draw(80))
         assert error.value.outcome == Outcome.ENDED
@@ -159,7 +168,7 @@ def f(q, k, v, *, sinks, window=None, return_lse=False):
         torch.randn(1, 4, 8, 1).expand(-1, -1, -1, 14),
     )
     sinks = torch.tensor([2.0, 3.0, 4.0, 5.0], requires_grad=True)
-    with in_a_process(name) as fn:
+    with closing(IsolatedKernel(KernelRef.of(name))) as fn:
         assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "sinks", "window", "return_lse"]
         with pytest.raises(KernelError, match=r"raises ValueError: \(\(512, 16, 64, 1\), 2, 8, \(3, 0\)\)"):
             fn(q, k, v, sinks=sinks, window=(3, 0))
@@ -220,7 +229,11 @@ HABITS = [  # what a call does beside its work; findings
 def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
     chosen = "".join(f"    if q.shape[-2] == {i + 1}: {text}\n" for i, (text, _) in enumerate(HABITS))
     threads = torch.get_num_threads()
-    with in_a_process(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
+    with closing(
+        IsolatedKernel(
+            KernelRef.of(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o"))
+        )
+    ) as fn:
         for i, (text, due) in enumerate(HABITS):
             fn.acts.clear()
             assert call_kernel(fn, *draw(n=i + 1)).outcome == "answered"
@@ -239,7 +252,7 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
 
     f.__qualname__ = "f"  # as it is in messages
     kernels.register("right one", f)
-    with in_a_process(stranger("good")) as fn:
+    with closing(IsolatedKernel(KernelRef.of(stranger("good")))) as fn:
         there = examine("good:f", TINY, beside=())
         assert not len(fn.conduct())
     here = examine("right one", TINY, beside=())
@@ -262,7 +275,7 @@ def test_a_flaky_kernel_fails_and_draws(stranger):
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
     for name in ("leaks", "good"):
-        with in_a_process(stranger(name)) as fn:
+        with closing(IsolatedKernel(KernelRef.of(stranger(name)))) as fn:
             for _ in range(60):
                 fn(*draw(64, 512))
             leaks = [finding for finding in of_conduct(fn.conduct()) if finding.what == "leaks"]
@@ -289,7 +302,11 @@ ANSWERS = {
 
 def test_hostile_answers_are_broken_in_words(stranger):
     chosen = "".join(f"    if q.shape[-2] == {i + 1}: return {text}\n" for i, text in enumerate(ANSWERS))
-    with in_a_process(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
+    with closing(
+        IsolatedKernel(
+            KernelRef.of(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o"))
+        )
+    ) as fn:
         for i, problem in enumerate(ANSWERS.values()):
             answer = call_kernel(fn, *draw(n=i + 1))
             assert answer.o is None and problem in answer.problem
@@ -305,7 +322,7 @@ def f(q, k, v):
     return right(q, k, v)
 """
     for n in (8, 9, 10, 11):
-        with in_a_process(stranger("speaks", text), timeout=5) as fn:
+        with closing(IsolatedKernel(KernelRef.of(stranger("speaks", text)), timeout=5)) as fn:
             answer = call_kernel(fn, *draw(n=n))
             assert answer.outcome == Outcome.ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
 
@@ -313,7 +330,7 @@ def f(q, k, v):
 def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(stranger):
     text = "def f(q, k, v):\n    if q.shape[-2] == 9: os._exit(1)\n    return right(q, k, v)"
     given = [x.requires_grad_() for x in draw()]
-    with in_a_process(stranger("graphs", text)) as fn:
+    with closing(IsolatedKernel(KernelRef.of(stranger("graphs", text)))) as fn:
         o = with_kernel_errors(fn)(*given)
         ended = call_kernel(fn, *draw(n=9))
         assert ended.outcome == Outcome.ENDED and ended.problem.endswith("exit code 1")
@@ -368,7 +385,7 @@ def f(q, k, v):
     return right(q, k, v)
 """
     pids = tmp_path / "pids"
-    with in_a_process(stranger("forks", text)) as fn:
+    with closing(IsolatedKernel(KernelRef.of(stranger("forks", text)))) as fn:
         assert call_kernel(fn, *draw(n=7)).outcome == "answered"
     waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
     pids.unlink()
@@ -418,7 +435,7 @@ def test_a_process_that_is_started_again_has_as_many_threads(stranger):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with in_a_process(name, 60.0) as alone, judged_by_one_thread():
+        with closing(IsolatedKernel(KernelRef.of(name), 60.0)) as alone, judged_by_one_thread():
             assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 80)).outcome == Outcome.ENDED
             inspect.signature(alone)  # waits for the next process
             assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
@@ -438,20 +455,19 @@ def test_its_process_costs_less_than_a_second_a_check(stranger):
             began.append(time.perf_counter())
         return [after - before for before, after in pairwise(began)]
 
-    name = "fa_lib.kernels:flash"
-    with in_a_process(name, 60.0) as alone:
-        alone.wait()
-        there = seconds(name)
+    with isolated(KernelRef("fa_lib.kernels", "flash")) as kernel:
+        wait(kernel)
+        there = seconds(kernel)
     assert sum(there) - sum(seconds("flash")) < 1.0 * len(names)
 
 
 def test_built_in_kernels_stay_here_and_words_are_checked(stranger):
-    with in_a_process("flash") as fn:
-        assert fn is None
+    with isolated(KernelRef.of("flash")) as kernel:
+        assert kernel.fn is None
     with pytest.raises(ValueError, match="timeout: got 0; accepted are seconds"):
-        IsolatedKernel("good:f", 0)
-    with in_a_process(stranger("good") + "@bshd") as fn, in_a_process("good:f") as same:
+        IsolatedKernel(KernelRef.of("good:f"), 0)
+    with all_isolated([KernelRef.of(stranger("good") + "@bshd"), KernelRef.of("good:f")]) as (kernel, same):
         q, k, v = draw()
-        o = kernels.plain("good:f@bshd")(*(x.transpose(1, 2) for x in (q, k, v)))
-        assert same is fn and torch.equal(o.transpose(1, 2), right(*(x.contiguous() for x in (q, k, v))))
-    assert "good:f" not in kernels.available()
+        o = kernels.plain(kernel)(*(x.transpose(1, 2) for x in (q, k, v)))
+        assert same.fn is kernel.fn and torch.equal(o.transpose(1, 2), right(*(x.contiguous() for x in (q, k, v))))
+        assert "good" not in sys.modules

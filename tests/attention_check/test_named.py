@@ -12,7 +12,7 @@ from attention_check.testing.checks import CHECKS, result_of
 from attention_check.testing.named import check_lines, check_named, chosen, failed
 from fa_lib import kernels
 from fa_lib.commands.cli import app
-from fa_lib.kernels import registry
+from fa_lib.kernels.kernel_ref import KernelRef
 
 MINE = "examples.my_kernel:attention"  # carries BF16
 
@@ -42,8 +42,7 @@ def test_a_kernel_need_not_be_hashable_and_a_name_may_stand_for_another_one_late
     check = "answer_fewer_queries"
     assert result_of(check, right).passed and not result_of(check, wrong).passed
     for kernel in (right, wrong):
-        with registry.standing_in("by_name", kernel):
-            assert result_of(check, "by_name").passed == (kernel is right)
+        assert result_of(check, KernelRef("", "by_name", fn=kernel)).passed == (kernel is right)
 
 
 def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):

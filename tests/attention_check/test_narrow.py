@@ -12,9 +12,9 @@ from attention_check.measure.plan import CheckPlan
 from attention_check.measure.way import way_of
 from attention_check.report.sentences import judgement_text
 from attention_check.testing.checks import result_of
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.readings import READINGS
 from fa_lib.kernels.reference import golden as golden_of
-from fa_lib.kernels.registry import standing_in
 
 golden = partial(golden_of, inputs="FP64")
 TINY = CheckPlan((64,), 1, ("97",), (), 64, 1, 2, square=64, asked_head_dims=())
@@ -56,9 +56,9 @@ NARROW = {  # what it takes -> its conventions and its head_dim
 @pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.slow] * ("MLA" in key)) for key in NARROW])
 def test_a_right_kernel_is_judged_on_what_it_takes(key):
     allowed, conventions, head_dim = NARROW[key]
-    with standing_in("narrow", only(allowed)):
-        found = examine("narrow", TINY, beside=())
-    judgement = judge_kernel("narrow", found)
+    kernel = KernelRef("", "narrow", fn=only(allowed))
+    found = examine(kernel, TINY, beside=())
+    judgement = judge_kernel(kernel, found)
     assert found.conventions == conventions and found.lengths.head_dim.unique() == [head_dim]
     assert judgement.verdict == Verdict.PASSES, judgement_text(judgement)
     told = [f.where["key"] for f in judgement.findings if f.what == "takes"]
@@ -67,15 +67,15 @@ def test_a_right_kernel_is_judged_on_what_it_takes(key):
 
 
 def test_a_wrong_kernel_of_one_query_fails():
-    with standing_in("narrow", only(one_query, keys=-1)):
-        judgement = judge_kernel("narrow", examine("narrow", TINY, beside=()))
+    kernel = KernelRef("", "narrow", fn=only(one_query, keys=-1))
+    judgement = judge_kernel(kernel, examine(kernel, TINY, beside=()))
     assert any(f.what == "error" and f.severity == Severity.FAILS for f in judgement.findings)
     assert result_of("error_normal", only(one_query, keys=-1)).passed is False
 
 
 def test_a_kernel_that_raises_at_every_call_could_not_be_run():
-    with standing_in("narrow", only(lambda q, v: False)):
-        judgement = judge_kernel("narrow", examine("narrow", TINY, beside=()))
+    kernel = KernelRef("", "narrow", fn=only(lambda q, v: False))
+    judgement = judge_kernel(kernel, examine(kernel, TINY, beside=()))
     assert [f.what for f in judgement.findings] == ["not_run"] and "raises ValueError" in judgement_text(judgement)
 
 
@@ -85,8 +85,8 @@ def test_where_a_kernel_is_right_at_other_lengths_it_is_said():
             raise ValueError("another call")
         return attention(q, k, v) if k.shape[2] % 16 else 1.5 * attention(q, k, v)
 
-    with standing_in("narrow", next_page):
-        judgement = judge_kernel("narrow", examine("narrow", TINY, beside=()))
+    kernel = KernelRef("", "narrow", fn=next_page)
+    judgement = judge_kernel(kernel, examine(kernel, TINY, beside=()))
     assert judgement.verdict == Verdict.FAILS
     assert "at N = 203 and 1500 it is right" in judgement_text(judgement)
 

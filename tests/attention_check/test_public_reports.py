@@ -16,7 +16,7 @@ from in_a_folder import SDPA, command, normal, own_path, recorded, saved  # noqa
 from torch import nn
 
 from attention_check.isolation.calls import call_kernel
-from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.isolation.isolated_kernel import isolated
 from attention_check.judge.conduct import of_conduct
 from attention_check.judge.findings import Finding, Judgement, Severity
 from attention_check.judge.kernel import alignment
@@ -36,6 +36,7 @@ from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.option_names import OPTION_NAMES
 from fa_lib.kernels.sequential import sequential
 from fa_lib.numerics.formats import BF16, FP32, TF32
@@ -378,8 +379,8 @@ def test_options_are_asked_under_the_names_that_a_kernel_gives_them(tmp_path, pr
     name = f"of_{project.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(f"from fa_lib import kernels\n{SDPA}{CALLED[project]}")
     kernel = module_name(f"{tmp_path}/{name}.py:f")
-    with in_a_process(kernel):
-        rows = {row["asked"]: row for row in contract(kernel)}
+    with isolated(KernelRef.of(kernel)) as subject:
+        rows = {row["asked"]: row for row in contract(subject)}
     asked = ("causal", "scale", "boolean_mask" if project == "torch" else "window")
     assert {rows[each]["outcome"] for each in asked} == {"answered"}
     assert {rows[each]["outcome"] for each in ("softcap", "sinks")} == {"refused"}
@@ -388,8 +389,8 @@ def test_options_are_asked_under_the_names_that_a_kernel_gives_them(tmp_path, pr
 def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what_was_not(tmp_path):
     """It is built in, and has its parameters in its documentation alone."""
     kernel = "torch.nn.functional:scaled_dot_product_attention"
-    with in_a_process(kernel):
-        rows = {row["asked"]: row for row in contract(kernel)}
+    with isolated(KernelRef.of(kernel)) as subject:
+        rows = {row["asked"]: row for row in contract(subject)}
     for asked in ("causal", "boolean_mask", "added_mask", "scale", "gqa"):
         assert rows[asked]["outcome"] == "answered", asked
     assert rows[CAUSAL_FEWER]["note"] == rows[CAUSAL_ONE]["note"] == "top_left"

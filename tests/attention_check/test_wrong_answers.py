@@ -19,8 +19,8 @@ from attention_check.report.sentences import judgement_text
 from attention_check.report.sentences_kernel import NOTES, noted
 from fa_lib import kernels
 from fa_lib.commands.cli import app
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.readings import READINGS
-from fa_lib.kernels.registry import standing_in
 from fa_lib.numerics.formats import BF16
 
 
@@ -158,26 +158,24 @@ OTHERWISE = {  # conventions -> a kernel that follows them
 @pytest.mark.parametrize("keys", OTHERWISE, ids="+".join)
 def test_a_kernel_of_another_convention_is_adapted_and_then_answers(keys, monkeypatch):
     few(monkeypatch, "boolean_mask", "causal")
-    name = f"otherwise {'+'.join(keys)}"
-    with standing_in(name, OTHERWISE[keys]):
-        found = other_convention(pd.DataFrame(contract(name)))
-        assert found == keys
-        asked = pd.DataFrame(contract(adapted(name, keys)))
+    kernel = KernelRef("", f"otherwise {'+'.join(keys)}", fn=OTHERWISE[keys])
+    found = other_convention(pd.DataFrame(contract(kernel)))
+    assert found == keys
+    asked = pd.DataFrame(contract(adapted(kernel, keys)))
     answered = {*asked.asked[asked.outcome == "answered"]}
     assert "BF16" in answered and not (asked.outcome == "wrong").any() and other_convention(asked) == ()
     if keys[0].startswith("mask"):
         assert "boolean_mask" in answered
-    told = judge_kernel(name, Measurements(keys, asked))
+    told = judge_kernel(kernel, Measurements(keys, asked))
     convention = next(f for f in told.findings if f.what == "convention")
-    assert convention.where == dict(keys="+".join(keys)) and told.subject == adapted(name, keys)
+    assert convention.where == dict(keys="+".join(keys)) and told.subject == adapted(kernel, keys).key
     assert convention.severity == ("reported" if keys == ("layout_all_bshd",) else "fails")
 
 
 def test_what_is_not_attention_under_any_convention_is_adapted_to_none(monkeypatch):
     few(monkeypatch)
     for kernel in (over_queries, lambda q, k, v: 1.5 * attention(q, k, v), attention):
-        with standing_in("strange", kernel):
-            assert other_convention(pd.DataFrame(contract("strange"))) == ()
+        assert other_convention(pd.DataFrame(contract(KernelRef("", "strange", fn=kernel)))) == ()
 
 
 def test_a_scale_that_cannot_be_undone_exactly_is_refused():
@@ -194,8 +192,7 @@ def test_a_scale_that_cannot_be_undone_exactly_is_refused():
 
 
 def test_check_kernel_judges_it_further(tmp_path):
-    with standing_in("own scale", scale_one):
-        report = reports.check_kernel("own scale", "quick", out=tmp_path)
+    report = reports.check_kernel(KernelRef("", "own scale", fn=scale_one), "quick", out=tmp_path)
     failed = [f.what for f in report.judgement.findings if f.severity == "fails"]
     text = judgement_text(report.judgement)
     assert failed == ["convention"] and "attention with the scale 1, which was not asked for" in text

@@ -11,6 +11,7 @@ from attention_check.testing import assert_attention_close
 from examples.triton_attention import attention
 from fa_lib import kernels
 from fa_lib.commands.cli import app
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
 from ptx_machine import Fault, triton
@@ -80,7 +81,7 @@ def test_a_backward_pass_launches_on_the_same_gpu():
 
 def test_compare_takes_such_kernels():
     """Two GPUs' sums differ in few bits, and as little as right kernels do."""
-    names = (kernels.on_gpu(MINE, gpu) for gpu in ("A100", "H100"))
+    names = (KernelRef.of(MINE, gpu) for gpu in ("A100", "H100"))
     found = compare(*names, ComparisonInputs(n=256))
     assert found.is_rounding and 0 < found.apart["differing"] < 0.05
 

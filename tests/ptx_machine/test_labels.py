@@ -9,31 +9,37 @@ from attention_check.commands import reports
 from attention_check.judge.findings import Judgement
 from attention_check.measure.plan import CheckPlan
 from fa_lib.commands.cli import app
-from fa_lib.execution.kernel_names import kernel_label, on_gpu, without_gpu
 from fa_lib.execution.paths import ROOT
+from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
 FLASH = "fa_lib.kernels.flash:flash"
-INNER = re.compile(r"fa_lib\.gpu\.on:", re.IGNORECASE)
+INNER = re.compile(r"gpu[.:]on:|attention_check\.gpu", re.IGNORECASE)
 
 
 @pytest.mark.parametrize("name, words", [
     ("flash", "flash"), ("attention_gallery:mlx_sdpa", "gallery:mlx_sdpa"), ("mine:f@bshd", "mine:f@bshd"),
-    (on_gpu("attention_gallery.flash_attn_cuda:fa2_cuda", "A100"), "gallery:fa2_cuda on A100"),
-    (on_gpu("mine:attention@bshd", "H100~1"), "mine:attention@bshd on H100~1"), (on_gpu("fa2", "A100"), "fa2 on A100"),
+    ("gpu:A100:attention_gallery.flash_attn_cuda:fa2_cuda", "gallery:fa2_cuda on A100"),
+    ("gpu:H100~1:mine:attention@bshd", "mine:attention@bshd on H100~1"), ("gpu:A100:fa2", "fa2 on A100"),
+    ("mine:f@bshd@scale_one", "mine:f@bshd@scale_one"), ("mine:f@one_query", "mine:f@one_query"),
 ])  # fmt: skip
-def test_the_label_of_a_name(name, words):
-    assert kernel_label(name) == words
-    assert on_gpu(*without_gpu(name)) == name
+def test_a_text_is_read_once_and_the_kernel_says_its_key_and_its_label(name, words):
+    kernel = KernelRef.of(name)
+    assert (kernel.label, kernel.key, f"{kernel}") == (words, name, name)
+    assert KernelRef.of(kernel) is kernel and KernelRef.of(kernel.key) == kernel
+    assert KernelRef.of("mine:f", "H100", "bshd").key == "gpu:H100:mine:f@bshd"
+    assert KernelRef.of("gallery:mlx_sdpa") == KernelRef.of("attention_gallery:mlx_sdpa")
+    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd"):
+        KernelRef.of("mine:f@sbhd")
 
 
 def test_a_page_its_files_and_its_record_name_the_kernel_and_the_gpu(tmp_path):
-    report = reports.check_kernel(on_gpu(FLASH, "A100"), TINY, tmp_path)
+    report = reports.check_kernel(KernelRef.of(FLASH, "A100"), TINY, tmp_path)
     page = report.page.read_text()
     assert report.page.name == "fa_lib.kernels.flash_flash_on_A100.html"
     assert f"{FLASH} on A100" in page and not INNER.search(page)
     assert report.record["label"] == f"{FLASH} on A100"
-    assert Judgement.of(report.record).subject == on_gpu(FLASH, "A100")
+    assert Judgement.of(report.record).subject == KernelRef.of(FLASH, "A100").key
 
 
 @pytest.mark.parametrize("command", [
@@ -52,7 +58,7 @@ def test_a_command_names_them_too(command):
     ("numpy:dot", f"numpy {reports.installed('numpy')}"),
 ])  # fmt: skip
 def test_the_package_of_a_page_is_the_kernels(name, package):
-    assert reports._version(on_gpu(name, "A100")) == package
+    assert reports._version(KernelRef.of(name, "A100")) == package
 
 
 def test_no_page_of_the_documentation_has_the_inner_name():

@@ -4,11 +4,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from attention_check.commands.cli_check import kernel_name
 from attention_check.gpu import on
 from fa_lib import kernels
 from fa_lib.commands.cli import app
-from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine import GPU
 from ptx_machine.pretended import pretended
 
@@ -25,13 +24,10 @@ def test_inside_tensors_and_torch_tell_of_the_gpu_and_everything_is_made_on_the_
     assert y.device.type == "cpu" and not x.is_cuda and not torch.cuda.is_available()
 
 
-def test_a_name_says_the_gpu_and_leads_to_the_kernel(monkeypatch):
-    assert kernels.on_gpu("mine:attention", "H100") == "attention_check.gpu.on:H100:mine:attention"
-    assert kernel_label("attention_check.gpu.on:H100:mine:attention@bshd") == "mine:attention@bshd on H100"
-    assert kernel_name("gpu:A100~2:mine:attention@bshd") == "attention_check.gpu.on:A100~2:mine:attention@bshd"
-    monkeypatch.setattr(on, "kernel", lambda name, gpu: lambda q, k, v: (name, gpu))
-    assert kernels.get("attention_check.gpu.on:H100:mine:attention")(1, 2, 3) == ("mine:attention", "H100")
-    assert kernels.get("fa2", gpu="A100")(1, 2, 3) == ("fa2", "A100")
+def test_the_gpu_of_a_kernel_is_where_it_is_loaded(monkeypatch):
+    monkeypatch.setattr(on, "kernel", lambda kernel, gpu: lambda q, k, v: (kernel, gpu))
+    assert kernels.get("gpu:H100:mine:attention")(1, 2, 3) == (KernelRef("mine", "attention"), "H100")
+    assert kernels.get("fa2", gpu="A100")(1, 2, 3) == (KernelRef("", "fa2"), "A100")
 
 
 def test_what_cannot_be_had_is_told(monkeypatch):

@@ -5,10 +5,10 @@ import torch
 from small_ptx import kernel, text
 
 from attention_check.isolation.calls import call_kernel
-from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.isolation.isolated_kernel import isolated
 from attention_check.isolation.worker import Outcome
 from fa_lib import kernels
-from fa_lib.execution.kernel_names import on_gpu
+from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine import Fault, Kernel
 
 A100, STATIC = 163 * 1024, 64  # bytes of shared memory: the most that a block may have, and the kernel's own
@@ -111,10 +111,10 @@ def test_a_kernel_that_returns_such_memory_gives_a_wrong_answer(tmp_path, monkey
     """In this process and in one of its own: it is no refusal."""
     (tmp_path / "unwritten.py").write_text("import torch\n\ndef f(q, k, v):\n    return torch.empty_like(q)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    q, name = torch.ones(1, 1, 4, 8), on_gpu("unwritten:f", "A100")
+    q, name = torch.ones(1, 1, 4, 8), KernelRef("unwritten", "f", "A100")
     answers = [call_kernel(kernels.get(lambda q, k, v: torch.empty_like(q), gpu="A100"), q, q, q)]
-    with in_a_process(name):
-        answers.append(call_kernel(kernels.get(name), q, q, q))
+    with isolated(name) as kernel:
+        answers.append(call_kernel(kernels.get(kernel), q, q, q))
     for answer in answers:
         assert answer.outcome == Outcome.MALFORMED
         assert answer.problem.startswith("returns what memory holds that nobody wrote: 32 of 32 elements")

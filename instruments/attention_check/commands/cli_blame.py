@@ -37,24 +37,23 @@ def blame(
     """
     with exit_on_error():
         from attention_check.commands.blame_words import changes_of, lines, said
-        from attention_check.commands.cli_check import kernel_name
         from attention_check.gpu.blame import blame as find
         from attention_check.gpu.blame import what_if as ask
-        from fa_lib.execution.kernel_names import kernel_label
         from fa_lib.kernels.inputs import draw
+        from fa_lib.kernels.kernel_ref import KernelRef
         from fa_lib.numerics.formats import Format
 
-        name = kernel_name(kernel)
+        ref = KernelRef.of(kernel)
         dtype = Format.of(fmt).dtype
         if fmt not in ("BF16", "FP16"):
             raise ValueError(f"--format: got {fmt}; accepted are BF16 and FP16")
         q, k, v = draw(distribution, seed, (1, heads, n_q or n, head_dim), (1, heads, n, head_dim))
         q, k, v = (x.to(dtype) for x in (q, k, v))
         options: dict = dict(causal=True) if causal else {}
-        found = find(name, q, k, v, gpu=gpu, **options)
+        found = find(ref, q, k, v, gpu=gpu, **options)
         say("\n".join(lines(found)))
         changes = [changes_of(each, found) for each in what_if or ()]
-        answers = ask(name, q, k, v, [change for change, _ in changes], gpu=gpu, **options) if changes else []
+        answers = ask(ref, q, k, v, [change for change, _ in changes], gpu=gpu, **options) if changes else []
         told = [said(words, float(error.norm() / found.size)) for (_, words), error in zip(changes, answers)]
         for each in told:
             say(each)
@@ -64,6 +63,6 @@ def blame(
             shape = f"{heads} {'head' if heads == 1 else 'heads'}, {n_q or n} queries, {n} keys, head_dim {head_dim}"
             mask = ", causal" if causal else ""
             inputs = f"{distribution}, {fmt}, seed {seed}"
-            about = dict(kernel=kernel_label(name), GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
+            about = dict(kernel=ref.label, GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
             write(out, found, about, told)
             say(f"{out}")

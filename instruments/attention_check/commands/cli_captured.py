@@ -13,7 +13,6 @@ from attention_check.commands.cli_check import (
     SCALE,
     SOFTCAP,
     WINDOW,
-    kernel_name,
     reading_of,
 )
 from fa_lib.commands.errors import exit_on_error, say
@@ -43,13 +42,13 @@ def shrink(
     """
     with exit_on_error():
         from attention_check.explain import shrink as shrinking
-        from attention_check.isolation.isolated_kernel import in_processes
+        from attention_check.isolation.isolated_kernel import all_isolated
+        from fa_lib.kernels.kernel_ref import KernelRef
 
-        name = kernel_name(kernel)
-        with in_processes([name]):
+        with all_isolated([KernelRef.of(kernel)]) as (subject,):
             reading = reading_of("", layout, causal, scale, softcap, window, allow_large)
-            found = shrinking.shrink(name, file, device, reading=reading)
-        out = out or Path(f"test_{name.rpartition(':')[2].partition('@')[0]}.py")
+            found = shrinking.shrink(subject, file, device, reading=reading)
+        out = out or Path(f"test_{subject.function}.py")
         shrinking.write(found, out, device)
         say(f"{shrinking.failure_sentence(found)}\nLeft: {shrinking.sizes_sentence(found)}\n{out}")
 
@@ -86,16 +85,16 @@ def compare(
 
         from attention_check.explain import compare as comparing
         from attention_check.explain.compare_words import comparison_lines
-        from attention_check.isolation.isolated_kernel import in_processes
+        from attention_check.isolation.isolated_kernel import all_isolated
         from fa_lib.execution.files import replacing
+        from fa_lib.kernels.kernel_ref import KernelRef
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
         question = comparing.ComparisonInputs(
             tensors, reading, fmt or "BF16", distribution, n, decode=decode, device=device
         )
-        names = kernel_name(a), kernel_name(b)
-        with in_processes(dict.fromkeys(names)):
-            found = comparing.compare(*names, question)
+        with all_isolated([KernelRef.of(a), KernelRef.of(b)]) as subjects:
+            found = comparing.compare(*subjects, question)
         if json_file is not None:
             with replacing(json_file) as path:
                 path.write_text(json.dumps(found.record(), indent=1) + "\n")

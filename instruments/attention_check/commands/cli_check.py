@@ -63,7 +63,6 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
 
     from attention_check.testing import named
     from fa_lib.execution.files import replacing
-    from fa_lib.execution.kernel_names import kernel_label
     from fa_lib.execution.results import provenance
 
     if device != "cpu":
@@ -71,24 +70,12 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
     results = named.check_named(kernel, checks, timeout)
     if json_file is not None:
         told = {check: asdict(result) for check, result in results.items()}
-        found = dict(kernel=kernel, label=kernel_label(kernel), checks=told)
-        settings = dict(kernel=kernel_label(kernel), checks=[*results])
+        found = dict(kernel=kernel.key, label=kernel.label, checks=told)
+        settings = dict(kernel=kernel.label, checks=[*results])
         with replacing(json_file) as path:
             path.write_text(json.dumps(found | provenance(settings), indent=1) + "\n")
-    typer.echo("\n".join(named.check_lines(kernel, results)))
+    typer.echo("\n".join(named.check_lines(kernel.label, results)))
     raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
-
-
-def kernel_name(name: str) -> str:
-    """Turn a kernel's name on the command line (gallery:KEY, path/to/file.py:function, gpu:H100:NAME) into the name
-    that `kernels.get` takes."""
-    from fa_lib.execution.kernel_names import on_gpu
-    from fa_lib.execution.reader_modules import module_name
-
-    if name.startswith("gpu:"):
-        _, gpu, own = (*name.split(":", 2), "")[:3]
-        return on_gpu(kernel_name(own), gpu)
-    return f"fa_lib.{name}" if name.startswith("gallery:") else module_name(name)
 
 
 KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, package.module:function, or gpu:H100:NAME"
@@ -190,12 +177,12 @@ def check_kernel(
     compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
     with exit_on_error(json_file):
-        from attention_check.isolation.isolated_kernel import in_a_process
+        from attention_check.isolation.isolated_kernel import isolated
         from attention_check.measure.second_process import second_process
         from attention_check.report.page_files import PageFiles
+        from fa_lib.kernels.kernel_ref import KernelRef
 
-        name = kernel_name(f"gpu:{gpu}:{kernel}" if gpu else kernel)
-        laid_out = name if layout == "bhsd" else f"{name}@{layout}"
+        ref = KernelRef.of(kernel, gpu, layout)
         if check and tensors:
             raise ValueError("check, tensors: got both; accepted is one of them")
         if check or tensors:
@@ -204,22 +191,22 @@ def check_kernel(
             raise ValueError("allow_large: got it without --tensors; accepted is with captured tensors")
         if check:
             if out and json_file is None:
-                json_file = PageFiles.of(out, laid_out).page.with_suffix(".checks.json")
-            return _run_checks(laid_out, check, json_file, exit_code, device, timeout)
+                json_file = PageFiles.of(out, ref.label).page.with_suffix(".checks.json")
+            return _run_checks(ref, check, json_file, exit_code, device, timeout)
         if tensors:
-            with in_a_process(name, timeout):
+            with isolated(ref, timeout) as subject:
                 from attention_check.commands import reports
 
                 reading = reading_of("", "bhsd", None, None, None, "", allow_large)
-                reports.check_tensors(tensors, reading, out, (laid_out, *reports.FELLOWS), device)
+                reports.check_tensors(tensors, reading, out, (subject, *reports.REFERENCE_KERNELS), device)
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
-        files = PageFiles.of(out, laid_out)
+        files = PageFiles.of(out, ref.label)
         files.clear()
         beside = nullcontext() if quick or device != "cpu" else second_process()
-        with in_a_process(name, timeout), beside:  # both begin while the rest is imported
+        with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
             from attention_check.commands import reports
 
-            reports.check_kernel(name, "quick" if quick else "report", out, device, layout, seed=seed)
+            reports.check_kernel(subject, "quick" if quick else "report", out, device, seed=seed)
         _judged(files, json_file, exit_code)
 
 
@@ -250,8 +237,9 @@ def check_tensors(
     with exit_on_error(json_file):
         from attention_check.commands import reports
         from attention_check.report.page_files import PageFiles
+        from fa_lib.kernels.kernel_ref import KernelRef
 
-        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
+        names = dict(names=[*map(KernelRef.of, kernel)]) if kernel else {}
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
         reports.check_tensors(file, reading, out, device=device, **names)
         _judged(PageFiles.of(out, file.stem), json_file, exit_code)
@@ -283,8 +271,9 @@ def check_model(
 
         from attention_check.commands.model_process import check_model as judged
         from fa_lib.execution.reader_modules import module_name
+        from fa_lib.kernels.kernel_ref import KernelRef
 
-        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
+        names = dict(names=[KernelRef.of(each).key for each in kernel]) if kernel else {}
         files = judged(
             module_name(function, "function"), out, partial(say, err=True), save=save, causal=causal, **names
         )

@@ -4,8 +4,9 @@ import math
 import platform
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,8 +14,9 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from attention_check.gpu.on import FA2
 from attention_check.isolation.calls import judged_by_one_thread
-from attention_check.isolation.isolated_kernel import LIMIT_S, in_a_process, in_processes
+from attention_check.isolation.isolated_kernel import LIMIT_S, all_isolated, conduct, isolated, wait
 from attention_check.isolation.kernel_file import function_of
 from attention_check.judge.captured import judge_model, judge_tensors
 from attention_check.judge.findings import Judgement
@@ -22,7 +24,7 @@ from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import captured as tensors
 from attention_check.measure.captured_gradients import gradients
 from attention_check.measure.closeness import Furthest
-from attention_check.measure.examine import examine
+from attention_check.measure.examine import REFERENCE_KERNELS, examine
 from attention_check.measure.examine_tensors import examine_tensors
 from attention_check.measure.plan import PLANS, CheckPlan
 from attention_check.plots.kernel_report import kernel_panels
@@ -36,20 +38,16 @@ from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sections import kernel_sections, model_sections, tensors_sections
 from attention_check.report.sentences_captured import named
-from attention_gallery.catalogue import ENTRIES, MODELLED
-from attention_gallery.entry import installed
 from fa_lib import kernels
 from fa_lib.execution import reader_modules
 from fa_lib.execution.files import replacing
-from fa_lib.execution.kernel_names import kernel_label, without_gpu
 from fa_lib.execution.lookup import lookup
-from fa_lib.execution.machine import date, package, processor
+from fa_lib.execution.machine import date, installed, package, processor
 from fa_lib.execution.results import provenance, versions
 from fa_lib.execution.untrusted import Untrusted, message, type_name
+from fa_lib.kernels.kernel_ref import KernelRef, label_of
 from fa_lib.numerics.formats import Format
 from ptx_machine.sources import FLASH_ATTN
-
-FELLOWS = ("as_shipped", "every_step")  # emulated kernels beside the one that is judged
 
 
 @dataclass(frozen=True)
@@ -67,18 +65,18 @@ class Report:
 
 
 def check_kernel(
-    kernel: str, depth: CheckPlan | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
-    timeout: float = LIMIT_S, seed: int | None = None,
+    kernel: KernelRef | str, depth: CheckPlan | str = "report", out: str | Path = "", device: str = "cpu",
+    layout: str = "bhsd", timeout: float = LIMIT_S, seed: int | None = None,
 ) -> Report:  # fmt: skip
     """Judge a kernel and write its page.
 
     Args:
-        kernel: a registered kernel, which runs here; or package.module:function, which runs in a separate process and
-            is not imported here.
+        kernel: a KernelRef or the text of one: a registered kernel runs here; that of a module runs in a separate
+            process and is not imported here.
         depth: a CheckPlan, or "quick" or "report".
         out: folder for the page; empty is build/reports.
-        layout: of the kernel's tensors, of `kernels.LAYOUTS`. A kernel that is asked for in "bhsd" and reads "bshd" is
-            judged so.
+        layout: of the kernel's tensors, of `kernels.LAYOUTS`, where `kernel` is a text. A kernel that is asked for in
+            "bhsd" and reads "bshd" is judged so.
         timeout: seconds that a call may take in that process.
         seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
             each judgement; its settings say which, as drawn_seed.
@@ -88,36 +86,38 @@ def check_kernel(
             gone then too.
     """
     lookup("layout", layout, kernels.LAYOUTS)
-    kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
+    kernel = KernelRef.of(kernel, layout=layout)
     named = depth if isinstance(depth, str) else "its own"
     plan: CheckPlan = lookup("depth", depth, PLANS) if isinstance(depth, str) else depth
     plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed)
-    files = PageFiles.of(out, kernel)
+    files = PageFiles.of(out, kernel.label)
     files.clear()
-    with in_a_process(kernel, timeout) as alone:
-        if alone is None:
-            kernels.plain(kernel)
-        else:
-            alone.wait()
+    with isolated(kernel, timeout) as kernel:
+        wait(kernel)
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
             found = examine(kernel, plan, device)
-        found = found if alone is None else replace(found, conduct=alone.conduct())
+        found = replace(found, conduct=conduct(kernel))
     judgement = judge_kernel(kernel, found)
-    kernel = judgement.subject
-    name, *read_as = kernel.split("@")
-    about = {"Kernel": kernel_label(name), "Package": _version(name)} | _here(device)
+    judged = KernelRef.of(judgement.subject)
+    about = {"Kernel": judged.bare.label, "Package": _version(judged)} | _here(device)
     d = ", ".join(map(str, found.lengths.head_dim.unique())) if len(found.lengths) else "none"
     n = sorted(found.lengths.n.unique()) if len(found.lengths) else plan.lengths
-    about |= {"Depth": named, "Layout": "bshd" if "bshd" in read_as else layout, "Lengths N": n, "head_dim": d}
+    about |= {
+        "Depth": named,
+        "Layout": "bshd" if "bshd" in judged.readings else kernel.layout,
+        "Lengths N": n,
+        "head_dim": d,
+    }
     about |= {"Seeds": f"{plan.seeds}; {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}"}
     about |= {"Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them"}
-    settings = dict(kernel=kernel_label(kernel), device=device) | asdict(plan)
-    sections, panels = kernel_sections(kernel, found), kernel_panels(judgement, found)
+    settings = dict(kernel=judgement.label, device=device) | asdict(plan)
+    sections, panels = kernel_sections(judgement.subject, found), kernel_panels(judgement, found)
     return _written(files, judgement, sections, panels, found.items(), about, settings)
 
 
 def check_tensors(
-    path: str | Path, reading: Reading = AS_IT_IS, out: str | Path = "", names: tuple[str, ...] | None = None,
+    path: str | Path, reading: Reading = AS_IT_IS, out: str | Path = "",
+    names: Sequence[KernelRef | str] | None = None,
     device: str = "cpu",
 ) -> Report:  # fmt: skip
     """Judge captured tensors and write their page.
@@ -125,7 +125,7 @@ def check_tensors(
     Args:
         path, reading: of a .safetensors, .npz or .pt file, as `capture.captured` takes them.
         names: kernels; the first is judged. None: the kernel that ran where the file holds its output, else torch's;
-            and FELLOWS beside it.
+            and REFERENCE_KERNELS beside it.
 
     Raises:
         ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
@@ -140,30 +140,32 @@ def check_tensors(
                 f"format: rounding q, k and v to {fmt} changes them, so that the o of {path} is no answer to them; "
                 "accepted is the file's own format, or a --kernel to judge"
             )
-        names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
-    with in_processes(names) as alone:
-        for name in names:
-            if name != tensors.RAN:
-                kernels.plain(name)
-            elif held.o is None:
-                raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
+        names = ("flash" if held.o is None else tensors.RAN, *REFERENCE_KERNELS)
+    if tensors.RAN in names and held.o is None:
+        raise ValueError(f"names: got {tensors.RAN!r}; {path} holds no o that is an answer to its q, k and v")
+    with all_isolated([KernelRef.of(name) for name in names if name != tensors.RAN]) as loaded:
+        here = iter(loaded)
+        subjects = [tensors.RAN if name == tensors.RAN else next(here) for name in names]
         q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
         options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in held.options.items()}
         ran = None if held.o is None else held.o.to(device)
-        answers = tensors.answered(q, k, v, options, names, ran)
+        answers = tensors.answered(q, k, v, options, subjects, ran)
         back = pd.DataFrame()
-        if held.dO is not None and names[0] != tensors.RAN:
-            back = pd.DataFrame(gradients(q, k, v, held.dO.to(device), options, names[0]))
-        conduct = alone[names[0]].conduct() if names[0] in alone else pd.DataFrame()
-    found = replace(examine_tensors(q, k, v, options, answers, names[0]), gradients=back, conduct=conduct)
-    judgement = judge_tensors(names, found, held.about)
+        judged, behaved = subjects[0], pd.DataFrame()
+        if isinstance(judged, KernelRef):
+            if held.dO is not None:
+                back = pd.DataFrame(gradients(q, k, v, held.dO.to(device), options, judged))
+            behaved = conduct(judged)
+    keys = tuple(answers)
+    found = replace(examine_tensors(q, k, v, options, answers, keys[0]), gradients=back, conduct=behaved)
+    judgement = judge_tensors(keys, found, held.about)
     where = place(held.about) if "layer" in held.about else "not told by the file"
-    about = {"File": Path(path).name, "Kernel": named(names[0]), "Captured at": where} | _here(device)
+    about = {"File": Path(path).name, "Kernel": named(keys[0]), "Captured at": where} | _here(device)
     stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
     shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}{stored}"
     about |= {"Tensors": " ".join(filter(None, (shapes, shortened(found.risks))))}
     settings = (
-        dict(file=f"{path}", names=[*map(kernel_label, names)], device=device)
+        dict(file=f"{path}", names=[*map(label_of, keys)], device=device)
         | asdict(reading)
         | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
     )
@@ -174,7 +176,7 @@ def check_tensors(
 
 def check_model(
     function: str, out: str | Path = "", save: str | Path | None = None,
-    names: tuple[str, ...] = ("as_shipped", "every_step"), causal: bool = False,
+    names: Sequence[KernelRef | str] = REFERENCE_KERNELS, causal: bool = False,
 ) -> Report:  # fmt: skip
     """Run a model under a Probe, judge its attention and write the page.
 
@@ -189,9 +191,9 @@ def check_model(
     """
     files = PageFiles.of(out, function)
     files.clear()
-    with in_processes(names), reader_modules.in_front():
+    with all_isolated([*map(KernelRef.of, names)]) as subjects, reader_modules.in_front():
         furthest = Furthest()
-        run, probe = function_of(function), Probe(names, save=save, also=furthest)
+        run, probe = function_of(function), Probe(subjects, save=save, also=furthest)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
@@ -201,25 +203,25 @@ def check_model(
             raise ValueError(f"function: {function} raises {type_name(error)}: {message(error)}") from error
     close = furthest.table()
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close)
-    about = {"Model": function, "Package": _version(function)} | _here("cpu")
+    about = {"Model": function, "Package": _version(KernelRef.of(function))} | _here("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
-    settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}", causal=causal)
+    settings = dict(
+        function=function, names=[f"{name}" for name in names], calls=probe.calls, save=f"{save or ''}", causal=causal
+    )
     sections, panels = model_sections(probe.table), model_panels(probe.table)
     return _written(files, judgement, sections, panels, [("probe", probe.table)], about, settings)
 
 
-def _version(name):
-    """Of the package that "package.module:function" is of, or a kernel of the gallery, or "fa2" on a GPU."""
-    own, gpu = without_gpu(name)
-    module, _, function = own.partition(":")
-    if gpu and own == "fa2":
+def _version(kernel):
+    """Write the package that a kernel is of, with its version."""
+    if kernel == replace(FA2, gpu=kernel.gpu) and kernel.gpu:
         return f"{FLASH_ATTN.name} {FLASH_ATTN.version}"
-    if not function:
+    if not kernel.module:
         return "fa_lib, built in"
-    entry = {**MODELLED, **ENTRIES}.get(function)
-    if entry is not None and module.startswith("attention_gallery"):
-        return f"{entry.package.name if entry.package else entry.needs[0]} {entry.version}"
-    return package(module) or "none that is installed"
+    for source in entry_points(group="fa_lib.kernel_packages", name=kernel.module.partition(".")[0]):
+        if project := source.load()(kernel):
+            return project
+    return package(kernel.module) or "none that is installed"
 
 
 def _here(device):

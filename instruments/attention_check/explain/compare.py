@@ -18,9 +18,9 @@ from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.sampling import Sample, sampled
 from fa_lib import kernels
-from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.execution.results import finite, provenance
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -129,7 +129,7 @@ class Compared:
         return finite(found) | provenance(settings)
 
 
-def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compared:
+def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs | None = None) -> Compared:
     """Two kernels on the same inputs, and what makes their difference.
 
     Each is emulated by the Emulation that differs least from it; then the fewest changes from A's to B's are sought
@@ -137,7 +137,7 @@ def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compare
     EXPLAINED of its square or more.
 
     Args:
-        a, b: names for `kernels.get`.
+        a, b: KernelRefs, or the texts of them.
 
     Raises:
         ValueError: there is no such kernel, or it gives no finite output of attention; the inputs cannot be had.
@@ -180,9 +180,7 @@ def _guarded(name):
     def call(q, k, v, **options):
         answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
         if answer.outcome != Outcome.ANSWERED:
-            raise ValueError(
-                f"kernel: {kernel_label(name)} {answer.problem}; accepted are kernels that answer on these inputs"
-            )
+            raise ValueError(f"kernel: {name.label} {answer.problem}; accepted are kernels that answer on these inputs")
         return answer.output.detach()
 
     return call

@@ -9,14 +9,14 @@ from attention_check.measure.mistakes import EXPLAINED
 from attention_check.probe.skipped import place
 from attention_check.report.sentence import as_times
 from attention_check.report.sentences_cause import has_this_error
-from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.kernel_ref import label_of
 
 
 def comparison_lines(found: Compared) -> list[str]:
     """A short list for a terminal."""
     distance = found.apart
     how = ", token by token" if found.question.decode else ""
-    lines = [f"A is {kernel_label(found.a)}, B is {kernel_label(found.b)}{how}."]
+    lines = [f"A is {label_of(found.a)}, B is {label_of(found.b)}{how}."]
     if "layer" in found.about:
         lines.append(f"The inputs were captured at {place(found.about)}.")
     for side, errors in found.errors.items():

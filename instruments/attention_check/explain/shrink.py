@@ -23,7 +23,7 @@ from attention_check.probe.named_tensors import FILE_LAYOUTS, Reading
 from attention_check.probe.skipped import place
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
-from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.option_names import OwnNames
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
@@ -66,11 +66,11 @@ class Shrunk:
     """A call made small.
 
     Attributes:
-        kernel: its name. failure: at the small call. call: the small call. cut: what it is of the whole one.
+        kernel: which. failure: at the small call. call: the small call. cut: what it is of the whole one.
         whole: the Cut that leaves nothing out.
     """
 
-    kernel: str
+    kernel: KernelRef
     failure: Failure
     call: Capture
     cut: Cut
@@ -131,7 +131,7 @@ def last_ones(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) 
 
 
 def shrink(
-    kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3, reading: Reading = AS_IT_IS
+    kernel: KernelRef | str, path: str | Path, device: str = "cpu", rounds: int = 3, reading: Reading = AS_IT_IS
 ) -> Shrunk:  # fmt: skip
     """The smallest heads, then queries, keys and head_dim of a captured call at which a kernel's failure stays.
 
@@ -141,24 +141,25 @@ def shrink(
     make that of the small one, too: an axis whose cut turns it into another failure stays whole.
 
     Args:
-        kernel: a name for `kernels.get`, of a kernel of q, k, v alone, of one layout of FILE_LAYOUTS. path, reading: as
-            of `capture.captured`.
+        kernel: a KernelRef, or the text of one, of a kernel of q, k, v alone, of one layout of FILE_LAYOUTS.
+        path, reading: as of `capture.captured`.
         rounds: of all axes, until none gets smaller.
 
     Raises:
         ValueError: the file cannot be read, there is no such kernel, or it does not fail.
     """
+    kernel = KernelRef.of(kernel)
     if kernels.emulates(kernels.get(kernel)):
-        raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
-    if "@" in kernel and kernel.partition("@")[2] not in FILE_LAYOUTS:
-        raise ValueError(f"kernel: got {kernel_label(kernel)!r}; accepted are the layouts {', '.join(FILE_LAYOUTS)}")
+        raise ValueError(f"kernel: got {kernel.key!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
+    if kernel.conventions or kernel.layout not in FILE_LAYOUTS:
+        raise ValueError(f"kernel: got {kernel.label!r}; accepted are the layouts {', '.join(FILE_LAYOUTS)}")
     fn = kernels.plain(kernel)
     call = _needed(captured(path, reading))
     first = failure(fn, call, device)
     if first.kind == "right":
         limit = "twice Baseline's, or what roundings of P and of the output can come to where that is more"
         size = f"its largest error is {first.ratio:.2f} of what a right kernel may have ({limit})"
-        raise ValueError(f"kernel: {kernel_label(kernel)} does not fail on {path}: {size}")
+        raise ValueError(f"kernel: {kernel.label} does not fail on {path}: {size}")
     _steady(kernel, first, failure(fn, call, device))
     full = cut = Cut.whole(call)
     why = {*first.causes(call)[:1]}
@@ -202,7 +203,7 @@ def shrink(
 
 def _steady(kernel, first, again):
     if not first.stays(again):
-        raise ValueError(f"kernel: {kernel_label(kernel)} fails at times and at times not at one call: two runs differ")
+        raise ValueError(f"kernel: {kernel.label} fails at times and at times not at one call: two runs differ")
 
 
 def _needed(call):
@@ -251,7 +252,7 @@ KINDS = {  # of a Failure: what the test's first line says
 def failure_sentence(shrunk: Shrunk) -> str:
     """What failed, in a sentence."""
     f = shrunk.failure
-    return KINDS[f.kind].format(kernel=kernel_label(shrunk.kernel), says=f.says, ratio=f.ratio)
+    return KINDS[f.kind].format(kernel=shrunk.kernel.label, says=f.says, ratio=f.ratio)
 
 
 def sizes_sentence(shrunk: Shrunk) -> str:
@@ -261,10 +262,11 @@ def sizes_sentence(shrunk: Shrunk) -> str:
 
 def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:
     """Write a pytest file that fails as long as the kernel does. It holds the tensors, and needs no fa_lib."""
-    name, at, layout = shrunk.kernel.partition("@")
-    fn = kernels.get(name)
-    name = (name if ":" in name else f"{fn.__module__}:{fn.__qualname__}") + at + layout
+    kernel = shrunk.kernel
+    fn = kernels.get(kernel.bare)
+    if not kernel.module:
+        kernel = replace(kernel, module=fn.__module__, function=fn.__qualname__)
     where = f"Captured at {place(shrunk.call.about)}. " if "layer" in shrunk.call.about else ""
     about = f"{where}The call is the smallest of that kind which was found: {sizes_sentence(shrunk)}."
     with replacing(path) as temporary:
-        temporary.write_text(standalone(name, shrunk.call, failure_sentence(shrunk), about, device, OwnNames.of(fn)))
+        temporary.write_text(standalone(kernel, shrunk.call, failure_sentence(shrunk), about, device, OwnNames.of(fn)))

@@ -7,6 +7,7 @@ import torch
 
 from attention_check.explain.standalone_limit import judged
 from attention_check.probe.capture import Capture
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.option_names import OwnNames
 
 TENSORS = ("mask", "sinks")  # of the options
@@ -61,19 +62,21 @@ def test_the_kernel_is_within_the_limit():
 '''
 
 
-def standalone(kernel: str, call: Capture, what: str, about: str, device: str = "cpu", own: OwnNames = FA_LIBS) -> str:
+def standalone(
+    kernel: KernelRef, call: Capture, what: str, about: str, device: str = "cpu", own: OwnNames = FA_LIBS
+) -> str:
     """The text of a pytest file that holds a kernel to the limit of `judged` at a call. It needs torch alone.
 
     Args:
-        kernel: package.module:function, and @bshd where it is one. what: its first line. about: its second paragraph.
+        kernel: of a module. what: its first line. about: its second paragraph.
         own: what the kernel calls the options.
     """
     options = {name: x for name, x in call.options.items() if name not in TENSORS}
     names = {name: own.options[name] for name in TENSORS if own.options.get(name, name) != name}
     tensors = dict(q=call.q, k=call.k, v=call.v) | {name: x for name, x in call.options.items() if name in TENSORS}
-    what, about, module = map(_in_docstring, (what, about, kernel.partition(":")[0]))
+    what, about, module = map(_in_docstring, (what, about, kernel.module))
     return TEST.format(
-        what=what, about=about, module=module, kernel=kernel, device=device, names=names, options=options,
+        what=what, about=about, module=module, kernel=kernel.key, device=device, names=names, options=options,
         given=own.given(options, call.q.shape[1] != call.k.shape[1]), judged=inspect.getsource(judged) + "\n",
         tensors="".join(f"    {name!r}: {_written(x)},\n" for name, x in tensors.items()),
     )  # fmt: skip

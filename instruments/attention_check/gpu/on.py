@@ -1,8 +1,5 @@
 """Kernels in a GPU's arithmetic, by name: `kernels.get("package.module:function", gpu="H100")` is a function that
 launches Triton or CUDA kernels, `kernels.get("fa2", gpu="A100")` FlashAttention-2's own CUDA kernel.
-
-As one text, for workers and the command line: "attention_check.gpu.on:H100:package.module:function",
-"attention_check.gpu.on:A100:fa2".
 """
 
 import inspect
@@ -19,22 +16,22 @@ from torch.autograd.graph import _engine_run_backward
 
 from attention_check.gpu.flash_attn import Options, backward, forward
 from fa_lib import kernels
+from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine.device import GPU
 from ptx_machine.memory import NANS, Unwritten
 from ptx_machine.pretended import pretended
 from ptx_machine.triton_driver import triton
 
-FA2 = "fa2"
+FA2 = KernelRef("", "fa2")
 LAUNCHES_ITSELF = "gpu"  # the parameter of a function that does not need Triton's driver
 
 
-def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
+def kernel(kernel: KernelRef | Callable, gpu: str | GPU) -> Callable:
     """Return a kernel that runs on CPU tensors in a GPU's arithmetic.
 
     Args:
-        name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or CUDA kernels as
-            `ptx_machine.Kernel`, or its name for `kernels.get`; or one with a parameter `gpu`, which gives it to its
-            `Kernel`s.
+        kernel: FA2, for FlashAttention-2's; or a function that launches Triton kernels, or CUDA kernels as
+            `ptx_machine.Kernel`, or its KernelRef; or one with a parameter `gpu`, which gives it to its `Kernel`s.
         gpu: a GPU, or its name.
 
     Returns:
@@ -46,10 +43,10 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
         ImportError: the kernel cannot be imported, and Triton is not installed.
     """
     gpu = GPU.of(gpu)
-    if name == FA2:
+    if kernel == FA2:
         return flash_attention_2(gpu)
     try:
-        fn = kernels.get(name)
+        fn = kernels.get(kernel)
     except ValueError as error:
         if find_spec("triton") is None:  # a module of Triton kernels imports it
             raise ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux") from error
@@ -99,19 +96,6 @@ def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any
                 "first, are NaN where torch.empty holds NaN, and numbers where it holds zeros"
             )
     return result
-
-
-def __getattr__(name):
-    """Return the kernel of a name GPU:KERNEL.
-
-    Raises:
-        AttributeError: the name has no colon.
-        ImportError, ValueError: as `kernel`.
-    """
-    gpu, colon, of = name.partition(":")
-    if not colon:
-        raise AttributeError(f"attention_check.gpu.on has no {name!r}")
-    return kernel(of, gpu)
 
 
 class _InItsArithmetic(torch.autograd.Function):

@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -20,7 +21,7 @@ from attention_check.isolation.process import Ended, Process, size_of
 from attention_check.isolation.worker import Outcome
 from fa_lib import kernels
 from fa_lib.execution.untrusted import Untrusted, first_line
-from fa_lib.kernels import registry
+from fa_lib.kernels.kernel_ref import KernelRef, unavailable, uncallable
 from fa_lib.kernels.option_names import documented
 
 LIMIT_S = 60.0  # of one call
@@ -37,10 +38,10 @@ class IsolatedKernel:
     """f(q, k, v, **options), in a separate process. Its parameters are the kernel's.
 
     Args:
-        kernel: package.module:function. timeout: seconds that a call may take.
+        kernel: of a module, adapted to nothing. timeout: seconds that a call may take.
     """
 
-    def __init__(self, kernel: str, timeout: float = LIMIT_S):
+    def __init__(self, kernel: KernelRef, timeout: float = LIMIT_S):
         if not timeout > 0:
             raise ValueError(f"timeout: got {timeout!r}; accepted are seconds, more than 0")
         self.kernel, self.timeout = kernel, float(timeout)
@@ -136,8 +137,7 @@ class IsolatedKernel:
             self.process, self.dead = None, True
 
     def _start(self):
-        module, _, function = self.kernel.partition(":")
-        return Process(module, function, self.threads)
+        return Process(self.kernel, self.threads)
 
     def _hello(self):
         """A process that has imported the kernel."""
@@ -163,12 +163,12 @@ class IsolatedKernel:
                 self._act("exits", "sys.exit", True, math.nan, "on import")
                 self.stillborn = "ends its process by sys.exit, when it is imported"
                 raise KernelError(Outcome.ENDED, self.stillborn)
-            raise registry.unavailable(self.kernel, Untrusted(reply.get("text")))
+            raise unavailable(self.kernel, Untrusted(reply.get("text")))
         if reply.get("callable") is not True:
             self.dead = True
-            raise registry.uncallable(self.kernel, Untrusted(reply.get("type")))
+            raise uncallable(self.kernel, Untrusted(reply.get("type")))
         self.parameters, self.ready = reply.get("parameters"), True
-        if self.parameters is None and (names := documented(self.kernel.rpartition(":")[2], f"{reply.get('doc')}")):
+        if self.parameters is None and (names := documented(self.kernel.function, f"{reply.get('doc')}")):
             self.parameters = [[name, 1, i > 2] for i, name in enumerate(names)]  # by position or by name
 
     def _running(self) -> Process:
@@ -228,39 +228,54 @@ class Graph:
 
 
 @contextmanager
-def in_a_process(kernel: str, timeout: float = LIMIT_S) -> Iterator[IsolatedKernel | None]:
-    """Let `kernels.get(kernel)` be the kernel in a separate process, until the end: package.module:function is never
-    imported here. A kernel of fa_lib's, or one that was registered, runs here as ever.
+def isolated(kernel: KernelRef, timeout: float = LIMIT_S) -> Iterator[KernelRef]:
+    """Yield a kernel whose function is in a separate process, until the end: it is never imported here. A kernel that
+    is built in or registered, or whose function is at hand, stays as it is.
 
     Args:
-        kernel: as `kernels.get` takes it, with a layout too. timeout: seconds that a call may take.
+        kernel: any. timeout: seconds that a call may take.
 
-    Yields:
-        the IsolatedKernel that stands in; None where there is none.
+    Raises:
+        ValueError: a kernel that stays here is none.
     """
-    own, at, _ = kernel.rpartition("@")
-    name = own if at else kernel
-    if name in kernels.available() or ":" not in name:
-        registered = kernels.get(name) if name in kernels.available() else None
-        yield registered if isinstance(registered, IsolatedKernel) else None
+    if kernel.fn is None and not kernel.module and not kernel.gpu:
+        kernels.plain(kernel)
+        yield kernel
         return
-    fn = IsolatedKernel(name, timeout)
+    if kernel.fn is not None:
+        yield kernel
+        return
+    fn = IsolatedKernel(kernel.bare, timeout)
     try:
-        with registry.standing_in(name, fn):
-            yield fn
+        yield kernel.with_function(fn)
     finally:
         fn.close()
 
 
+def conduct(kernel: KernelRef) -> pd.DataFrame:
+    """Return how a kernel behaved in its process, which ends; no rows for one that ran here."""
+    return kernel.fn.conduct() if isinstance(kernel.fn, IsolatedKernel) else pd.DataFrame()
+
+
+def wait(kernel: KernelRef) -> None:
+    """Wait until a kernel is imported.
+
+    Raises:
+        ValueError: it cannot be imported, or is no function.
+    """
+    if isinstance(kernel.fn, IsolatedKernel):
+        kernel.fn.wait()
+
+
 @contextmanager
-def in_processes(names: Iterable[str]) -> Iterator[dict[str, IsolatedKernel]]:
-    """`in_a_process` for each of several kernels, all of them imported. Yields those that stand in, by name."""
+def all_isolated(refs: Iterable[KernelRef]) -> Iterator[list[KernelRef]]:
+    """`isolated` for each of several kernels, all of them imported; those of one function share a process."""
     with ExitStack() as stack:
-        found = {name: stack.enter_context(in_a_process(name)) for name in names}
-        isolated = {name: fn for name, fn in found.items() if fn is not None}
-        for fn in isolated.values():
-            fn.wait()
-        yield isolated
+        by_function = {ref.bare: ref.bare for ref in refs}
+        by_function = {bare: stack.enter_context(isolated(bare)) for bare in by_function}
+        for kernel in by_function.values():
+            wait(kernel)
+        yield [replace(ref, fn=by_function[ref.bare].fn) for ref in refs]
 
 
 class _Crossing(torch.autograd.Function):

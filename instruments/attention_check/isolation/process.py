@@ -24,6 +24,7 @@ from attention_check.isolation import worker
 from attention_check.isolation.worker import Outcome
 from fa_lib.execution import reader_modules
 from fa_lib.execution.process_settings import environment
+from fa_lib.kernels.kernel_ref import KernelRef
 
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors
@@ -55,7 +56,7 @@ class Process:
     """It imports a kernel when it is made, and is asked for `hello` first.
 
     Args:
-        module, function: of the kernel.
+        kernel: of a module.
 
     Raises:
         RuntimeError: it ends before it has heard of the kernel.
@@ -64,7 +65,7 @@ class Process:
         printed: bytes that it wrote to "stdout" and "stderr".
     """
 
-    def __init__(self, module: str, function: str, threads: int):
+    def __init__(self, kernel: KernelRef, threads: int):
         self.inbox, self.outbox, self.said, self.number = _nameless(), _nameless(), b"", 0
         self.printed = dict(stdout=0, stderr=0)
         self.socket, theirs = socket.socketpair()
@@ -84,7 +85,8 @@ class Process:
         for reader in self.readers:
             reader.start()
         try:
-            self._send(dict(path=reader_modules.path(), module=module, function=function, threads=threads))
+            order = dict(module=kernel.module, function=kernel.function, gpu=kernel.gpu, threads=threads)
+            self._send(order | dict(path=reader_modules.path()))
         except Ended as ended:
             raise _not_begun(ended) from ended
 

@@ -21,6 +21,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from operator import is_
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -220,6 +221,16 @@ def parameters(fn: Callable) -> list[list] | None:
     return [[p.name, int(p.kind), p.default is not p.empty] for p in signature]
 
 
+def function_of(module: str, function: str, gpu: str) -> Any:
+    """Return what a module holds under a name; with a GPU, in its arithmetic."""
+    if not gpu:
+        return getattr(importlib.import_module(module), function)
+    from attention_check.gpu.on import kernel
+    from fa_lib.kernels.kernel_ref import KernelRef
+
+    return kernel(KernelRef(module, function), gpu)
+
+
 def serve(orders: int, inbox: int, outbox: int) -> None:
     """Import the kernel that the first order names, and answer the others until there are none.
 
@@ -235,7 +246,7 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
     _tell(channel, dict(outcome=Outcome.ANSWERED, number=0, state=[]))
     watch, reply = Watch(), dict(outcome=Outcome.ANSWERED)
     try:
-        fn = getattr(importlib.import_module(first["module"]), first["function"])
+        fn = function_of(**{name: first[name] for name in ("module", "function", "gpu")})
     except BaseException as error:
         reply = dict(
             outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_repr(error)

@@ -15,6 +15,7 @@ from attention_check.measure.kv_cache import BEARS
 from attention_check.measure.measurements import TensorMeasurements
 from attention_check.measure.wrong_answers import FAR, furthest
 from attention_check.probe.probe import summary
+from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 
 UNDERFLOW = 1e-3  # of a row's probability
@@ -69,7 +70,7 @@ def judge_tensors(
             far_off = rows["head"][~(rows.relative <= BEARS)].tolist()  # NaN too
             where = dict(cache=cache, heads=far_off, of=len(rows))
             findings.append(Finding("cache", Severity.REPORTED, where, rows.relative.max(skipna=False), BEARS))
-    return Judgement("tensors", names[0], tuple(findings))
+    return Judgement("tensors", names[0], tuple(findings), label_of(names[0]))
 
 
 def _few(fmt, rows, close):

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from fa_lib.execution.kernel_names import kernel_label
-
 
 class Severity(StrEnum):
     """What a finding means for the judgement."""
@@ -55,12 +53,17 @@ class Judgement:
     """What is judged, and what was found.
 
     Attributes:
-        kind: "kernel", "tensors" or "model". subject: its name. findings: the gravest first.
+        kind: "kernel", "tensors" or "model". subject: its name, a kernel's key. findings: the gravest first.
+        label: the subject as readers know it; "": they know it by that name.
     """
 
     kind: str
     subject: str
     findings: tuple[Finding, ...]
+    label: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "label", self.label or self.subject)
 
     @classmethod
     def of(cls, record: Mapping) -> "Judgement":
@@ -70,7 +73,7 @@ class Judgement:
             KeyError, TypeError, ValueError: it is none.
         """
         findings = [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]]
-        return cls(record["kind"], record["subject"], tuple(findings))
+        return cls(record["kind"], record["subject"], tuple(findings), record["label"])
 
     @property
     def verdict(self) -> Verdict:
@@ -95,7 +98,7 @@ class Judgement:
 
     def record(self) -> dict:
         """All of it as JSON can hold it."""
-        own = dict(kind=self.kind, subject=self.subject, label=kernel_label(self.subject), verdict=self.verdict.value)
+        own = dict(kind=self.kind, subject=self.subject, label=self.label, verdict=self.verdict.value)
         return own | dict(passed=self.passed, findings=[*map(asdict, self.findings)])
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
@@ -19,20 +20,22 @@ from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, ad
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.way import TAKES
-from fa_lib.execution.kernel_names import without_gpu
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import CALLS
 
 ROUGH = 20  # times the error of plain sums in FP32 or FP64: another order of additions makes a few, TF32 hundreds
 
 
-def judge_kernel(kernel: str, found: Measurements) -> Judgement:
+def judge_kernel(kernel: KernelRef | str, found: Measurements) -> Judgement:
     """A kernel, by what was measured of it: it passes where its outputs are attention's and within the rule,
     and it carries no low precision from tile to tile. Where no error could be measured, it is not judged. A kernel
     that follows another convention is judged under it."""
-    kernel, conduct = f"{adapted(kernel, found.conventions)}", tuple(of_conduct(found.conduct))
+    kernel, conduct = KernelRef.of(kernel), tuple(of_conduct(found.conduct))
+    kernel = adapted(kernel, found.conventions)
+    judgement = partial(Judgement, "kernel", kernel.key, label=kernel.label)
     conventions = tuple(_conventions(found.conventions))
     asked, lengths, shapes = found.asked, found.lengths, found.shapes
-    lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
+    lengths = lengths[lengths.kernel == kernel.key] if len(lengths) else lengths
     if not formats(asked):
         bad, ended = (
             asked[asked.outcome.isin((Outcome.WRONG, Outcome.MALFORMED))],
@@ -43,11 +46,11 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
         what = "not_attention" if len(bad) else "not_run"
         right = [int(length.removeprefix("length_")) for length in asked.asked[asked.outcome == Outcome.ANSWERED]]
         where |= dict(right_at=right) if right else {}
-        return Judgement("kernel", kernel, (*conventions, *conduct, Finding(what, Severity.FAILS, where)))
+        return judgement(findings=(*conventions, *conduct, Finding(what, Severity.FAILS, where)))
     unsupported = [*_unsupported(asked)]
     if not len(lengths):
         only = Finding("only_fp64", Severity.REPORTED)
-        return Judgement("kernel", kernel, (*conventions, *conduct, *answers(asked), only, *unsupported))
+        return judgement(findings=(*conventions, *conduct, *answers(asked), only, *unsupported))
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
     wrong = [*of_wrong(lengths, found.repeats)]
@@ -57,7 +60,7 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
         *_rounded_splits(found.splits), *(() if _hides(wrong, sums) else _row_sum(sums)),
         *errors.problems(lengths), *errors.problems(found.inputs), *_causal(asked, top_left and len(shapes) > 0),
         *alignment(asked), *_less_than_format(asked, {*lengths.fmt}),
-        *of_bound(found.bounds, kernel), *errors.over_shapes(counted),
+        *of_bound(found.bounds, kernel.key), *errors.over_shapes(counted),
         *of_relations(found.relations), *errors.on_trouble(found.inputs),
         *_repeats(found.repeats), *of_casts(found.rounding, sums),
         *_on_gpu(kernel), coverage(lengths, counted), *unsupported,
@@ -65,7 +68,7 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
         weak = {Severity.PASSES: Severity.REPORTED}  # nothing else that holds makes a kernel pass
         findings = [replace(f, severity=weak.get(f.severity, f.severity)) for f in findings]
-    return Judgement("kernel", kernel, (*conventions, *conduct, *findings))
+    return judgement(findings=(*conventions, *conduct, *findings))
 
 
 def _conventions(keys):
@@ -195,9 +198,8 @@ def _counted(shapes):
 
 def _on_gpu(kernel):
     """That it ran in the arithmetic of a GPU that is not there."""
-    _, gpu = without_gpu(kernel)
-    if gpu:
-        yield Finding("on_gpu", Severity.REPORTED, dict(gpu=gpu))
+    if kernel.gpu:
+        yield Finding("on_gpu", Severity.REPORTED, dict(gpu=kernel.gpu))
 
 
 def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:

@@ -11,11 +11,12 @@ from attention_check.measure.closeness import Beside
 from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.second_process import result
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.theory.tolerance import Tolerance, tolerance
 
 
 def bounds(
-    kernel: str | Callable, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu",
+    kernel: KernelRef | str | Callable, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu",
     able: Capabilities = ALL_CAPABILITIES,
 ) -> list[dict]:  # fmt: skip
     """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.Beside`).

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fa_lib import kernels
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.variants import Call
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 
@@ -131,7 +132,7 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
 )  # fmt: skip
 
 
-def kernel_fn(kernel: str | Callable, causal: bool = False) -> Callable:
+def kernel_fn(kernel: KernelRef | str | Callable, causal: bool = False) -> Callable:
     """The kernel of a name, called f(q, k, v, **options); where `causal` is set, it masks causally in every call, and
     else where it is told to.
 

@@ -128,7 +128,7 @@ def answered(
     Args:
         names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured.
     """
-    return {name: _answer(name, (q, k, v), options, ran) for name in names}
+    return {f"{name}": _answer(name, (q, k, v), options, ran) for name in names}
 
 
 def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[str, Answer]) -> list[dict]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from attention_check.isolation.calls import call_kernel
 from attention_check.measure.capability import kernel_fn
 from fa_lib import kernels
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP64, Format
 
 SUMS = ("accumulator", "row_sum")  # what `carry` asks for
@@ -30,7 +31,12 @@ UNSEEN = 0.25  # relative error of small terms alone from which on nothing is sa
 
 
 def carry(
-    kernel: str | Callable, fmt: str, queries: int = 16, head_dim: int = 64, causal: bool = False, device: str = "cpu"
+    kernel: KernelRef | str | Callable,
+    fmt: str,
+    queries: int = 16,
+    head_dim: int = 64,
+    causal: bool = False,
+    device: str = "cpu",
 ) -> list[dict]:
     """A cell: sums that only a carry of more bits than `fmt` has can hold.
 

@@ -32,6 +32,7 @@ from attention_check.measure.capability import (
 )
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.readings import READINGS
@@ -147,7 +148,9 @@ class _Asker:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
         elif outcome == Outcome.REFUSED and call.options and not answer.problem.startswith(REFUSALS):
             note = NAMED if call.options.keys() <= (parameters(self.fn) or {}).keys() else ""
-        if note == OTHER_LAYOUT and str(self.kernel).endswith("@bshd"):  # its layout is the other one of the two
+        if (
+            note == OTHER_LAYOUT and isinstance(self.kernel, KernelRef) and self.kernel.readings[-1:] == ("bshd",)
+        ):  # its layout is the other one of the two
             note = "bhsd"
         if first and outcome == Outcome.ANSWERED:
             note = "causal_only" if self.causal else BY_DEFAULT if self.by_default else note
@@ -255,10 +258,10 @@ def other_convention(asked: pd.DataFrame) -> tuple[str, ...]:
     return ()
 
 
-def adapted(kernel: str | Callable, keys: Iterable[str]) -> str | Callable:
-    """Return a kernel that is adapted to conventions, by their keys; the name of one that is named."""
+def adapted(kernel: KernelRef | Callable, keys: Iterable[str]) -> KernelRef | Callable:
+    """Return a kernel that is adapted to conventions, by their keys."""
     readings = [ADAPTED[key] for key in keys]
-    return "@".join((kernel, *readings)) if isinstance(kernel, str) else reduce(kernels.read_as, readings, kernel)
+    return kernel.read_as(*readings) if isinstance(kernel, KernelRef) else reduce(kernels.read_as, readings, kernel)
 
 
 def _typed(fn):

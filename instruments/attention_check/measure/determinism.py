@@ -9,11 +9,12 @@ import torch
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import BF16, FP32, Format
 
 
 def repeats(
-    kernel: str | Callable,
+    kernel: KernelRef | str | Callable,
     fmt: str,
     runs: int,
     n: int = 256,

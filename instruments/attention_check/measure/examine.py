@@ -41,6 +41,7 @@ from attention_check.measure.way import ONE_QUERY, way_of
 from fa_lib import kernels
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import UNEVEN
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED, CALLS, exact
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -53,13 +54,13 @@ NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_f
 
 
 def examine(
-    kernel: str, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
+    kernel: KernelRef | str, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
     beside: Sequence[str] = REFERENCE_KERNELS,
 ) -> Measurements:  # fmt: skip
     """Everything that `judge_kernel` needs.
 
     Args:
-        kernel: a name for `kernels.get`.
+        kernel: a KernelRef, or the text of one.
         cache: as `sweep`; golden values are kept there too, and serve every kernel.
         beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
 
@@ -70,9 +71,10 @@ def examine(
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
-    way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
+    way = way_of(KernelRef.of(kernel), device, depth.asked_queries, depth.asked_head_dims)
     conventions, asked, head_dim, able = way.conventions, way.asked, way.head_dim, way.able
-    kernel = f"{way.kernel}"
+    kernel = way.kernel
+    assert isinstance(kernel, KernelRef)  # as it was given
     alone = ONE_QUERY in conventions  # several queries are the same calls again
     depth = of_one_query(depth) if alone else depth
     can = formats(asked[asked.head_dim == head_dim])
@@ -109,7 +111,7 @@ def examine(
         ]  # fmt: skip
         order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
         in_order = [asked_for[i] for i in order]
-        others = tuple(name for name in beside if name != kernel)
+        others = tuple(name for name in beside if name != f"{kernel}")
         emulated = [] if not others else [  # no row of theirs knows of another: fewer will do
             each for n in depth.lengths for each in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))
         ]  # fmt: skip
@@ -188,7 +190,7 @@ def _inputs(row):
 
 def _splits(kernel, lengths, sums, over):
     """The table of `rounded_splits` where the kernel is at its worst, if that needs a cause."""
-    own = lengths[(lengths.kernel == kernel) & (lengths.fmt != "FP32")]
+    own = lengths[(lengths.kernel == f"{kernel}") & (lengths.fmt != "FP32")]
     calls = worst_draws(own, OF_LENGTHS, ALLOWED["o"])
     clean = all(one["low"] is not True for one in carried(sums))
     if not clean or not len(calls) or not (calls.times_max > ALLOWED["o"]).any():
@@ -202,7 +204,7 @@ def measure_emulated(names: Sequence[str], inputs: Inputs) -> list[dict]:
     return result(measure, tuple(names), inputs)
 
 
-def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
+def measure(names: Sequence[KernelRef | str | Callable], inputs: Inputs) -> list[dict]:
     """A cell: the errors of kernels, and Baseline's, to the golden value from the same rounded inputs.
 
     Returns:
@@ -229,5 +231,6 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
             )
         outcome = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
         outcome |= dict(finite=answer.finite)
-        rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | outcome)
+        named = f"{kernel}" if isinstance(kernel, KernelRef) else kernel
+        rows.append(dict(queries=q.shape[-2], kernel=named) | numbers | outcome)
     return rows

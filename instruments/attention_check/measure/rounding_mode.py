@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attention_check.isolation.calls import Answer, call_kernel
 from attention_check.measure.capability import kernel_fn
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import BF16, FP16, FP32, TF32, Format
 
 MODES = ("nearest_even", "nearest_away", "nearest", "truncates", "not_seen")  # nearest: its ties were not seen
@@ -25,7 +26,7 @@ HIDDEN = -1000.0  # score of a key whose P is 0
 
 
 def rounding_mode(
-    kernel: str | Callable, fmt: str, head_dim: int = 64, causal: bool = False, device: str = "cpu"
+    kernel: KernelRef | str | Callable, fmt: str, head_dim: int = 64, causal: bool = False, device: str = "cpu"
 ) -> list[dict]:
     """A cell: how the casts of a kernel round.
 

@@ -11,6 +11,7 @@ from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, k
 from attention_check.measure.draws import OF_SHAPES, drawn_again
 from attention_check.measure.reference_cache import cached
 from fa_lib.execution.sweep import expand
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED, Case, exact, rule_rows
 
 
@@ -44,8 +45,8 @@ def shapes_table(grids: Sequence[dict], over: Callable, again: Callable) -> pd.D
 
 
 def measure_shapes(
-    shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: str | Callable, device: str = "cpu",
-    able: Capabilities = ALL_CAPABILITIES,
+    shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: KernelRef | str | Callable,
+    device: str = "cpu", able: Capabilities = ALL_CAPABILITIES,
 ) -> list[dict]:  # fmt: skip
     """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
 
@@ -57,7 +58,8 @@ def measure_shapes(
         case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
         try:
             rows = rule_rows(fn, case, cached(exact, case))
-            return [row | dict(kernel=kernel, outcome=Outcome.ANSWERED, problem="") for row in rows]
+            of = dict(kernel=f"{kernel}" if isinstance(kernel, KernelRef) else kernel)
+            return [row | of | dict(outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
             last = error
     return [dict(tensor="o", ratio=math.nan, passed=None, outcome=last.outcome, problem=str(last))]

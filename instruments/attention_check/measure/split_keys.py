@@ -9,6 +9,7 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import kernel_fn
 from attention_check.measure.reference_cache import Inputs, cached, reference_values
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP64, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -44,7 +45,7 @@ def in_splits(
     return fmt(merging(O) / merging(l))
 
 
-def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs: Inputs) -> dict:
+def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: bool, inputs: Inputs) -> dict:
     """A cell: whether a kernel makes the errors of `in_splits`.
 
     Returns:

@@ -9,6 +9,7 @@ from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import GRADIENTS, Capabilities
 from attention_check.measure.contract import ADAPTED, adapted, contract, formats, other_convention, right_lengths
+from fa_lib.kernels.kernel_ref import KernelRef
 
 USUAL, UNUSUAL = (64, 128, 32), (256, 192, 96, 80, 40)  # head_dims that are tried
 ONE_QUERY = "one_query"
@@ -27,7 +28,7 @@ class Way:
         calls. able: what it can do.
     """
 
-    kernel: str | Callable
+    kernel: KernelRef | str | Callable
     conventions: tuple[str, ...]
     asked: pd.DataFrame
     head_dim: int
@@ -35,8 +36,8 @@ class Way:
 
 
 def way_of(
-    kernel: str | Callable, device: str = "cpu", queries: int | None = None, head_dims: Iterable[int] | None = (),
-    follow: Iterable[str] = ADAPTED,
+    kernel: KernelRef | str | Callable, device: str = "cpu", queries: int | None = None,
+    head_dims: Iterable[int] | None = (), follow: Iterable[str] = ADAPTED,
 ) -> Way:  # fmt: skip
     """How a kernel is called. One that raises at every call is tried at other head_dims, with one query at a time, and
     with a V of another head_dim, before it is given up.
@@ -63,7 +64,7 @@ def way_of(
 
 
 def probe_capabilities(
-    kernel: str | Callable, device: str, queries: int | None = None, head_dims: Iterable[int] | None = (),
+    kernel: KernelRef | str | Callable, device: str, queries: int | None = None, head_dims: Iterable[int] | None = (),
     tried_at: Iterable[int] = USUAL,
 ) -> tuple[pd.DataFrame, int, Capabilities]:  # fmt: skip
     """The table of `contract`, the head_dim it is of, and its Capabilities. head_dim is the first that the kernel has

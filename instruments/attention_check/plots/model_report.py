@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from attention_check.judge.findings import Judgement
 from attention_check.probe.probe import summary
 from attention_check.report import sentences
-from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import BLUE, DIM, INK, RUST, minor_2_and_5, panels_of, plain_ticks, styled
@@ -66,7 +66,7 @@ def _layers(ax, table, worst):
     rows = table[table.against == "golden"]
     rng = np.random.default_rng(0)
     for i, name in enumerate(worst):
-        label, color, marker = DRAWN.get(name, (kernel_label(name), DIM, "D^v<>"[i % 5]))
+        label, color, marker = DRAWN.get(name, (label_of(name), DIM, "D^v<>"[i % 5]))
         shift = 0.7 * ((i + 0.5) / len(worst.columns) - 0.5)
         ratios = {layer: group.ratio for layer, group in rows[rows.kernel == name].groupby(["model", "layer"])}
         for y, layer in enumerate(worst.index):

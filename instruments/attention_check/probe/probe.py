@@ -111,7 +111,7 @@ class Probe(TorchFunctionMode):
     ):  # fmt: skip
         super().__init__()
         beside = [names] if isinstance(names, str) else names
-        found = {name: kernels.get(name) for name in (baseline, *beside) if name is not None}
+        found = {f"{name}": kernels.get(name) for name in (baseline, *beside) if name is not None}
         for name, fn in found.items():
             if kernels.emulates(fn) or name in ("ran", "golden"):
                 raise ValueError(f"names: got {name!r}; accepted are kernels of q, k, v alone, such as 'as_shipped'")

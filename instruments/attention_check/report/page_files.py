@@ -8,7 +8,6 @@ from typing import Any
 
 from attention_check.judge.findings import Judgement
 from fa_lib.execution.files import replacing
-from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.execution.paths import reports
 
 RECORD = "judgement.json"
@@ -24,14 +23,15 @@ class PageFiles:
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "PageFiles":
-        """The files of a judgement of `name`, whatever characters it has, in the folder `out`; empty: `paths.reports`.
+        """The files of a judgement of `name`, a label, whatever characters it has, in the folder `out`; empty:
+        `paths.reports`.
 
         Raises:
             ValueError: out is named as a page is.
         """
         if Path(out).suffix in (".html", ".htm"):
             raise ValueError(f"out: got {out}; accepted is a folder: the page in it is named after what was judged")
-        name = re.sub(r"[^\w.-]+", "_", kernel_label(name)).lstrip(".") or "unnamed"  # "..": the folder above
+        name = re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "unnamed"  # "..": the folder above
         return cls((Path(out) if out else reports()).resolve() / f"{name}.html")
 
     @property

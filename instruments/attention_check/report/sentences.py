@@ -30,9 +30,9 @@ def headline(judgement: Judgement) -> Untrusted:
     """The verdict, with its cause where one is known, and, of a kernel, what could not be asked: "flash passes. Not
     asked, since it takes no option that is called so: softcap, sinks."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
-    judged = named(judgement.subject)
+    judged = judgement.label
     if judgement.kind == "tensors" and judgement.subject in KERNELS:
-        judged = judged.capitalize()
+        judged = named(judgement.subject).capitalize()
     found = cause(judgement)
     why = f": {BECAUSE[found[0].what](found[0], found)}" if found else ""
     text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."

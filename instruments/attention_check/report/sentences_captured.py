@@ -10,14 +10,14 @@ from attention_check.probe.skipped import first_nonfinite, place, reason_sentenc
 from attention_check.report.sentence import Sentence, as_times, each, times
 from attention_check.report.sentences_cause import has_this_error, subject
 from attention_check.report.sentences_kernel import NAMES, off_by
-from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.kernel_ref import label_of
 
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 
 
 def named(kernel: str) -> str:
     """Write the name of a kernel, of RAN or of ROUNDED in a sentence."""
-    return KERNELS.get(kernel) or kernel_label(kernel)
+    return KERNELS.get(kernel) or label_of(kernel)
 
 
 def _refused(f, at):

@@ -18,7 +18,7 @@ from attention_check.probe.probe import summary
 from attention_check.report.capability_labels import label
 from attention_check.report.sentences_cause import subject
 from attention_check.report.sentences_kernel import CASTS, MODES, NAMES, noted
-from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 
@@ -238,7 +238,7 @@ def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
     front = sorted(worst.columns, key="ran".__ne__)
     broke = {BROKE: worst.ran > ALLOWED["o"]} if "ran" in worst else {}
     found = _numbers(worst[front]).assign(**broke).rename_axis(columns=None)
-    found = found[[*broke, *front]].rename(columns=kernel_label).reset_index()
+    found = found[[*broke, *front]].rename(columns=label_of).reset_index()
     return found[[*found.columns.drop(["model", "layer"]), "model", "layer"]]
 
 

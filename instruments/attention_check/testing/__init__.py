@@ -11,7 +11,7 @@ from torch import Tensor
 from attention_check.measure.mistakes import Cause, Rows, cause
 from attention_check.report.sentences_cause import has_this_error
 from attention_check.testing.checks import CHECKS, result_of
-from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import FormatLike
 from fa_lib.theory.tolerance import BLOCK, Tolerance, declared, tolerance
@@ -173,4 +173,4 @@ def _kernel_name(kernel: str | Callable) -> str:
     """Return a kernel's name for a test's id."""
     while isinstance(kernel, partial):
         kernel = kernel.func
-    return kernel_label(kernel) if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
+    return label_of(kernel) if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)

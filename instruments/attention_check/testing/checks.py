@@ -51,6 +51,7 @@ from attention_check.report.sentences_kernel import noted
 from attention_check.testing.checked import CheckedKernel, MeasuredAndJudged, Result
 from fa_lib import kernels
 from fa_lib.kernels.inputs import UNEVEN
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED
 
 N = 512  # keys that errors are measured at
@@ -105,11 +106,12 @@ _JUDGED: dict[
 ] = {}  # name and id of a function -> it, `_judge`'s
 
 
-def judged_kernel(kernel: str | Callable) -> CheckedKernel | Result:
+def judged_kernel(kernel: KernelRef | str | Callable) -> CheckedKernel | Result:
     """Return what is asked of a kernel, or what every check of it gives where nothing can be, computed once for each
     function: a name may stand for another function later, and a function need not be hashable."""
-    name = kernel if isinstance(kernel, str) else ""
-    fn = kernels.get(name.rpartition("@")[0] or kernel)  # a layout makes a new function each time
+    kernel = KernelRef.of(kernel) if isinstance(kernel, str) else kernel
+    bare, name = (kernel.bare, kernel.key) if isinstance(kernel, KernelRef) else (kernel, "")
+    fn = kernels.get(bare)  # a layout makes a new function each time
     if (name, id(fn)) not in _JUDGED:
         _JUDGED[name, id(fn)] = fn, _judge(kernel)  # the function is held, so that its id stays its own
     return _JUDGED[name, id(fn)][1]

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from attention_check.isolation.isolated_kernel import LIMIT_S, in_a_process
+from attention_check.isolation.isolated_kernel import LIMIT_S, IsolatedKernel, conduct, isolated, wait
 from attention_check.testing.checked import Result
 from attention_check.testing.checks import CHECKS, conduct_of, result_of
-from fa_lib import kernels
-from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.execution.untrusted import Untrusted
+from fa_lib.kernels.kernel_ref import KernelRef
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -29,12 +28,12 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def check_named(kernel: str, names: Sequence[str], timeout: float = LIMIT_S) -> dict[str, Result]:
+def check_named(kernel: KernelRef | str, names: Sequence[str], timeout: float = LIMIT_S) -> dict[str, Result]:
     """Run checks on a kernel, on the CPU.
 
     Args:
-        kernel: a name for `kernels.get`. names: as of `chosen`. timeout: seconds that a call may take, in the kernel's
-            process.
+        kernel: a KernelRef, or the text of one. names: as of `chosen`. timeout: seconds that a call may take, in the
+            kernel's process.
 
     Returns:
         dict: check -> Result; with "conduct" where the kernel has a separate process.
@@ -43,13 +42,11 @@ def check_named(kernel: str, names: Sequence[str], timeout: float = LIMIT_S) -> 
         ValueError: there is no such check, or no such kernel.
     """
     checks = chosen(names)
-    with in_a_process(kernel, timeout) as isolated:
-        if isolated is None:
-            kernels.plain(kernel)
-        else:
-            isolated.wait()
-        found = {check: result_of(check, kernel) for check in checks}
-        return found | ({} if isolated is None else dict(conduct=conduct_of(isolated.conduct())))
+    with isolated(KernelRef.of(kernel), timeout) as subject:
+        wait(subject)
+        found = {check: result_of(check, subject) for check in checks}
+        apart = isinstance(subject.fn, IsolatedKernel)
+        return found | (dict(conduct=conduct_of(conduct(subject))) if apart else {})
 
 
 def failed(results: Mapping[str, Result]) -> bool | None:
@@ -64,13 +61,13 @@ def _outcome(result):
     return "passed" if result.passed else "failed"
 
 
-def check_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
+def check_lines(label: str, results: Mapping[str, Result]) -> list[str]:
     """Write how many of the checks passed, then a line for each."""
     words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not asked")
     past = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")
     outcomes = {check: _outcome(result) for check, result in results.items()}
     counts = [f"{[*outcomes.values()].count(key)} {word}" for key, word in past.items() if key in outcomes.values()]
-    lines = [f"{kernel_label(kernel)}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
+    lines = [f"{label}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
     for check, result in results.items():
         lines.append(f"  {check}: {words[outcomes[check]]}{f': {result.why}' if result.why else ''}")
     return [Untrusted(line) for line in lines]

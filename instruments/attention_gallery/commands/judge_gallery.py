@@ -71,7 +71,7 @@ def judge_one(key: str, manner: JudgingSettings) -> None:
     """
     process_settings.keep_memory()
     entry = manner.entry(key)
-    kernel, device = entry.name, "cpu" if manner.device == "modelled" else manner.device
+    kernel, device = entry.ref, "cpu" if manner.device == "modelled" else manner.device
     cells = manner.cells or str(Path(manner.folder) / "cells")
     found = examine(kernel, manner.plan(entry), device=device, cache=cells, beside=())
     asked = found.asked
@@ -80,7 +80,7 @@ def judge_one(key: str, manner: JudgingSettings) -> None:
     else:
         record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found.lengths))
         if key in HELD:
-            record["over_bits"] = over_bits(key, kernels.get(entry.name))
+            record["over_bits"] = over_bits(key, kernels.get(entry.ref))
             record["verdict"] = of_few_bits(record)
     _write(entry, manner, dict(key=_key(entry, manner)) | record)
 
@@ -94,7 +94,7 @@ def judgement_of(key: str, manner: JudgingSettings) -> Judgement | None:
 def _key(entry, manner):
     """What a record depends on."""
     versions = {name: installed(name) for name in entry.needs} | dict(package=entry.package and entry.package.sha256)
-    code = code_version(judge_one, [dict(kernel=entry.name)], [])
+    code = code_version(judge_one, [dict(kernel=entry.ref.key)], [])
     return digest([code, versions, asdict(manner.plan(entry)), manner.device])
 
 

@@ -11,6 +11,7 @@ from attention_check.measure.relations import values as value
 from attention_check.measure.relations.gradient_sums import gradient_sums
 from attention_check.measure.relations.subject import KernelUnderTest
 from fa_lib.execution.lookup import lookup
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import Format
 
 
@@ -96,7 +97,7 @@ RELATIONS = {each.key: each for each in (
 
 
 def relate(
-    kernel: str | Callable, key: str, fmt: str, head_dim: int = 64, device: str = "cpu",
+    kernel: KernelRef | str | Callable, key: str, fmt: str, head_dim: int = 64, device: str = "cpu",
     able: Capabilities = ALL_CAPABILITIES, seed: int = 0, n: int = 256,
 ) -> list[dict]:  # fmt: skip
     """A cell: one relation, asked of one kernel.
