@@ -8,6 +8,7 @@ from benchmarks.judge import PAGE
 from benchmarks.mutations import AUTHORS, __main__, author_of, kernel, text
 from benchmarks.second_mutants import numerics_right
 
+
 def test_every_change_is_made_where_it_was_found():
     rows = __main__.mutations()
     assert len(rows) == 390 and not rows.duplicated(["kernel", "file", "line", "column", "operator", "after"]).any()
