@@ -129,35 +129,40 @@ def matplotlibs_settings_are_left_alone():
     assert dict(plt.rcParams) == before
 
 
-@pytest.mark.parametrize("name", [*FIGURES, *OTHERWISE])
+def says_its_message(figure, name):
+    """Whether the committed figure has the message of a drawn one; symbols are drawn letter by letter."""
+    committed = (ROOT / "figures" / f"{name}.svg").read_text()
+    return all(line.split("$")[0] in committed for line in figure._suptitle.get_text().splitlines())
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
 def test_a_figure_is_drawn_from_its_tables_and_the_committed_one_says_its_message(name):
-    tables, draw = (FIGURES | OTHERWISE)[name]
+    tables, draw = OTHERWISE[name]
     figure = draw(*map(read, tables), WORDS)
-    message, committed = figure._suptitle.get_text(), (ROOT / "figures" / f"{name}.svg").read_text()
     assert figure._supxlabel.get_text().startswith(WORDS) and any(ax.has_data() for ax in figure.axes)
-    lines = [line.split("$")[0] for line in message.splitlines()]  # symbols are drawn letter by letter
-    assert len(message) > 20 and all(line in committed for line in lines), "stale: draw it again"
+    assert len(figure._suptitle.get_text()) > 20 and says_its_message(figure, name), "stale: draw it again"
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_committed_figure_is_drawn_by_this_code(name, tmp_path):
-    """Its lines lie where they are drawn now, and so do its points."""
+    """It says the same, and its lines and points lie where they are drawn now."""
     tables, draw = FIGURES[name]
-    assert is_drawn(draw, [*map(read, tables)], ROOT / "figures" / f"{name}.svg", tmp_path), "stale: draw it again"
+    figure = draw(*map(read, tables), WORDS)
+    assert len(figure._suptitle.get_text()) > 20 and says_its_message(figure, name), "stale: draw it again"
+    assert is_drawn(figure, ROOT / "figures" / f"{name}.svg", tmp_path), "stale: draw it again"
 
 
 def test_a_stale_figure_is_noticed(tmp_path):
     table = read(f"{TEN}.rescaling")
     results.save_figure(rescaling.rescaling(table, WORDS), tmp_path / "old")
     other = table.assign(relative=table.relative.where(table.tiles != 64, 1.05 * table.relative))
-    assert is_drawn(rescaling.rescaling, [table], tmp_path / "old.svg", tmp_path)
-    assert not is_drawn(rescaling.rescaling, [other], tmp_path / "old.svg", tmp_path)
+    assert is_drawn(rescaling.rescaling(table, WORDS), tmp_path / "old.svg", tmp_path)
+    assert not is_drawn(rescaling.rescaling(other, WORDS), tmp_path / "old.svg", tmp_path)
 
 
-def is_drawn(draw, tables, path, folder):
-    """Whether a figure in a file has the lines that are drawn from tables, to a fifth of a point, with the file's words
-    for WORDS in the caption."""
-    figure = draw(*tables, WORDS)
+def is_drawn(figure, path, folder):
+    """Whether a file has the lines of a drawn figure, to a fifth of a point, with its own words for WORDS in the
+    caption."""
     added = " ".join(figure._supxlabel.get_text().split()).removeprefix(WORDS)
     words = html.unescape(" ".join(re.findall(r"fill: #555555[^>]*>([^<]*)</text>", path.read_text())))
     assert words.endswith(added), "stale: its caption"

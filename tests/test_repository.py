@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
 from install_locked import hashed
 
+PLOTS = ("fa_lib.plots", "attention_check.plots", "attention_gallery.plots")
 PARTS = dict(cccl="nvidia-cuda-cccl", crt="nvidia-cuda-crt", cudart="nvidia-cuda-runtime", nvcc="nvidia-cuda-nvcc",
              nvvm="nvidia-nvvm")  # of a release of CUDA: extra of cuda-toolkit -> its package  # fmt: skip
 CONDA = {
@@ -170,7 +172,8 @@ def test_every_figure_is_on_the_page_of_figures_with_its_notebook_and_its_functi
     drawn = {path.stem for path in (ROOT / "figures").glob("*.png")} - {"explore", "probe"}  # of no paper's scale
     assert set(found) == drawn
     for row in found.values():
-        assert callable(getattr(importlib.import_module(f"fa_lib.plots.{row[3]}"), row[4]))
+        (home,) = (package for package in PLOTS if find_spec(f"{package}.{row[3]}"))
+        assert callable(getattr(importlib.import_module(f"{home}.{row[3]}"), row[4]))
         for notebook in re.findall(r"notebooks/(\S+?)\.ipynb", row[2]):
             assert row[1] in (ROOT / "notebooks" / f"{notebook}.ipynb").read_text()
 
