@@ -1,20 +1,16 @@
 """The command: pages of help, exit codes, words on what cannot be done."""
 
 import os
-import re
 import subprocess
 import sys
 
 import pytest
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib.commands.cli import app, main
+from fa_lib.commands.cli import app
 from fa_lib.commands.cli_dev import notebooks_of
-from fa_lib.commands.errors import colored
 from fa_lib.execution import reader_modules
 from fa_lib.execution.paths import NOTEBOOKS, ROOT
-from fa_lib.kernels.inputs import draw
 
 pytestmark = pytest.mark.slow
 
@@ -96,37 +92,6 @@ def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):
     done = CliRunner().invoke(app, words, prog_name="fa-lib")
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
     assert message in done.stderr and done.stdout == "", done.output
-
-
-@pytest.mark.parametrize(
-    "environ, wanted",
-    [
-        ({}, None), ({"NO_COLOR": "1"}, False), ({"FORCE_COLOR": "1"}, True), 
-        ({"NO_COLOR": "", "FORCE_COLOR": ""}, None),
-        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"TERM": "xterm"}, None),
-    ],
-)  # fmt: skip
-def test_colour_is_the_readers_choice(monkeypatch, environ, wanted):
-    assert colored(environ) is wanted
-    given = []
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("fa_lib.commands.cli.app", lambda **each: given.append(each["color"]))
-    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
-        monkeypatch.setenv(name, environ.get(name, ""))
-    main()
-    assert given == [wanted]
-
-
-@pytest.mark.parametrize("kernel, says, color", [("flash", "passes", 32), ("every_step", "fails", 31)])
-def test_a_verdict_has_a_colour_and_the_same_words_without(tmp_path, kernel, says, color):
-    q, k, v = draw("uniform", 0, (1, 1, 512, 64))
-    save_file({name: x.bfloat16() for name, x in dict(q=q, k=k, v=v).items()}, tmp_path / "c.safetensors")
-    words = ["check", "tensors", f"{tmp_path}/c.safetensors", "--kernel", kernel, "--out", f"{tmp_path}/made"]
-    done = CliRunner().invoke(app, words, prog_name="fa-lib", color=True)
-    first = done.stdout.splitlines()[0]
-    assert f"\x1b[{color}m" in first and says in first, done.output
-    plain = CliRunner().invoke(app, words, prog_name="fa-lib").stdout
-    assert "\x1b" not in plain and plain.splitlines()[0] == re.sub(r"\x1b\[\d+m", "", first)
 
 
 def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):

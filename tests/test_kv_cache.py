@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from attention_check.commands import reports
 from attention_check.judge.captured import judge_tensors
 from attention_check.measure import kv_cache
 from attention_check.measure.measurements import TensorMeasurements
@@ -82,15 +79,3 @@ def test_what_a_head_does_not_bear_is_told_and_not_counted():
         line = judgement_lines(replace(judgement, findings=(found[key],)))[-1]
         told = (kv_cache.CACHES[key], f"{kv_cache.BEARS:.0%}", heads, f"{found[key].number:.1%}")
         assert all(each in line for each in told), line
-
-
-def test_the_page_has_the_caches(tmp_path):
-    q, k, v = captured()
-    path = tmp_path / "a.safetensors"
-    save_file(dict(q=q, k=k.contiguous(), v=v), path)
-    report = reports.check_tensors(path, out=tmp_path, names=("flash",))
-    page = report.page.read_text()
-    (nvfp4,) = [f for f in report.judgement.findings if f.what == "cache" and f.where["cache"] == "NVFP4"]
-    assert 'id="table-caches"' in page and f"{nvfp4.number:.1%} of O" in page
-    table = pd.read_csv(report.page.with_suffix("") / "caches.csv")
-    assert len(table) == 12 and torch.tensor(table.relative).isfinite().all()

@@ -5,7 +5,6 @@ import math
 import runpy
 import weakref
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,6 @@ from attention_check.commands import reports
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.measure import captured as capture
-from attention_check.plots.model_report import model_report
 from attention_check.probe.huggingface import register_with_transformers
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why, reason_sentence
@@ -550,19 +548,3 @@ def test_the_example_checks_a_model_and_draws_it(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == [tmp_path / "build"]
     q, k, v = fa_lib.load(tmp_path / "build" / "worst.safetensors")
     assert q.shape == (1, 8, 512, 32) and k.shape == v.shape == (1, 2, 512, 32)
-
-
-def test_the_figure_has_a_point_for_each_layer_head_step_and_kernel():
-    model = decoder()
-    with Probe(["every_step", "flash"]) as probe:
-        for _ in range(2):
-            model(IDS)
-    figure = model_report(judge_model("mine", probe.table), probe.table, "3 layers.")
-    small = [line for line in figure.axes[0].lines if line.get_markersize() == 3]
-    large = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_markersize() == 7]
-    assert [len(line.get_xdata()) for line in small] == [4 * 2] * 3 * 3
-    assert sorted(large) == sorted(probe.summary().to_numpy().flatten())
-    assert f"at most {probe.summary().ran.max():.1f} ×" in figure._suptitle.get_text()
-    layers = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert layers == [f"layers.{i}.self_attn" for i in range(3)]
-    plt.close(figure)

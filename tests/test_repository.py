@@ -1,11 +1,10 @@
 """The repository agrees with itself: environments, versions, ledger, published statements, provenance."""
 
-import importlib.util
+import importlib
 import json
 import re
-import subprocess
-import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from attention_check.measure.relations import RELATIONS
+from attention_check.report.sentences import WORDINGS
 from attention_gallery.entry import pins
 from fa_lib.execution import claims
 from fa_lib.execution.files import replacing
@@ -22,6 +23,7 @@ from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
 from install_locked import hashed
 
+PLOTS = ("fa_lib.plots", "attention_check.plots", "attention_gallery.plots")
 PARTS = dict(cccl="nvidia-cuda-cccl", crt="nvidia-cuda-crt", cudart="nvidia-cuda-runtime", nvcc="nvidia-cuda-nvcc",
              nvvm="nvidia-nvvm")  # of a release of CUDA: extra of cuda-toolkit -> its package  # fmt: skip
 CONDA = {
@@ -66,7 +68,7 @@ def test_the_extra_gallery_asks_for_what_make_gallery_pins(project):
 
 
 def test_the_extra_gpu_asks_for_what_make_test_gpu_pins(project):
-    text = (ROOT / "fa_lib" / "gpu" / "requirements.txt").read_text()
+    text = (ROOT / "instruments" / "ptx_machine" / "requirements.txt").read_text()
     pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
     asked = {each.name: each for each in map(Requirement, project["optional-dependencies"]["gpu"])}
     toolkit = asked.pop("cuda-toolkit")
@@ -75,21 +77,6 @@ def test_the_extra_gpu_asks_for_what_make_test_gpu_pins(project):
     assert toolkit.specifier.contains(release) and hashed()["cuda-toolkit"].startswith(f"cuda-toolkit=={release}.")
     assert asked.keys() < pinned.keys()
     assert all(each.specifier.contains(pinned[name]) for name, each in asked.items())
-
-
-@pytest.mark.slow
-def test_the_vocabulary_and_the_kernels_pass_pyright():
-    done = subprocess.run(
-        [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "0 errors" in done.stdout, done.stdout
-
-
-def test_the_workflows_are_valid():
-    paths = sorted((ROOT / ".github/workflows").glob("*.yml"))
-    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *paths]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert len(paths) == 4 and done.returncode == 0, done.stdout
 
 
 def test_published_statements_are_whole():
@@ -178,14 +165,6 @@ def test_nothing_is_written_where_nothing_is_asked(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_of_times_adds_up(tmp_path):
-    spec = importlib.util.spec_from_file_location("times", ROOT / "benchmarks" / "times.py")
-    spec.loader.exec_module(times := importlib.util.module_from_spec(spec))
-    assert times.row("a", dict(seconds=10.4, cpu_seconds=17.6), [1.0, 8.0]) == "| a | 10 | 18 | 1.4 | 8 |"
-    with pytest.raises(ValueError, match="01_kernels has not run at the scale paper"):
-        times.document(tmp_path)
-
-
 def test_every_figure_is_on_the_page_of_figures_with_its_notebook_and_its_function():
     lines = (ROOT / "docs" / "paper" / "figures.md").read_text().splitlines()
     rows = [re.match(r"\| \[(\w+)\]\(\S+\) \| (.+?) \| .+ \| `(\w+)\.(\w+)` \|", line) for line in lines]
@@ -193,6 +172,12 @@ def test_every_figure_is_on_the_page_of_figures_with_its_notebook_and_its_functi
     drawn = {path.stem for path in (ROOT / "figures").glob("*.png")} - {"explore", "probe"}  # of no paper's scale
     assert set(found) == drawn
     for row in found.values():
-        assert callable(getattr(importlib.import_module(f"fa_lib.plots.{row[3]}"), row[4]))
+        (home,) = (package for package in PLOTS if find_spec(f"{package}.{row[3]}"))
+        assert callable(getattr(importlib.import_module(f"{home}.{row[3]}"), row[4]))
         for notebook in re.findall(r"notebooks/(\S+?)\.ipynb", row[2]):
             assert row[1] in (ROOT / "notebooks" / f"{notebook}.ipynb").read_text()
+
+
+def test_every_finding_and_every_relation_is_explained_by_name():
+    rows = re.findall(r"^\| `([a-z_0-9]+)`", (ROOT / "docs" / "reference" / "findings_by_name.md").read_text(), re.M)
+    assert {*rows} >= {*WORDINGS, *RELATIONS}

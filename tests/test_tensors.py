@@ -3,9 +3,7 @@
 import json
 import math
 import pickle
-import re
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,9 +16,8 @@ from attention_check.judge.captured import flags, judge_tensors
 from attention_check.judge.findings import Severity
 from attention_check.measure import captured as capture
 from attention_check.measure.measurements import TensorMeasurements
-from attention_check.plots.tensors_report import RISKS, tensors_report
 from attention_check.probe.named_tensors import Reading
-from attention_check.report.sentences import headline, judgement_text, title
+from attention_check.report.sentences import headline, judgement_text
 from fa_lib import BF16, FP16, FP32, draw, kernels
 
 
@@ -184,17 +181,3 @@ def test_a_capture_is_reported_on_in_one_page(tmp_path):
     assert headline(report.judgement) in html and html.count("data:image/png;base64") == 3
     assert len(pd.read_csv(tmp_path / "mine" / "risks.csv")) == 2
     assert json.loads(json.dumps(report.record, allow_nan=False))["passed"] is True
-
-
-def test_the_figure_says_of_each_head_how_risky_it_is():
-    q, k, v = capture.example(n=64)
-    risky = pd.DataFrame(capture.risks(q, k, v))
-    far = pd.DataFrame(capture.deviations(q, k, v, {}, capture.answered(q, k, v, {}, ["flash", "every_step"])))
-    judgement = judge_tensors(["flash"], TensorMeasurements(far, risky))
-    figure = tensors_report(judgement, risky, far, {"every_step": capture.changes(q, k, v, {}, "every_step")}, "", 5)
-    cells = [text.get_text() for text in figure.axes[0].texts]
-    heads = [int(label.get_text()) for label in figure.axes[0].get_yticklabels()]
-    assert len(heads) == 5 and cells == [f"{risky[name][head]:.2g}" for head in heads for name in RISKS]
-    assert re.search(r"\b5 heads .*\bof 7\b", figure._supxlabel.get_text())
-    assert figure._suptitle.get_text() == title(judgement)
-    plt.close(figure)

@@ -7,14 +7,11 @@ import shutil
 import subprocess
 import sys
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib import sweep
 from fa_lib.execution import results
 from fa_lib.execution.fingerprint import code_version
-from fa_lib.execution.manifest import made_from
 from fa_lib.execution.paths import PACKAGE, ROOT
 from fa_lib.execution.same_code import refuse_another_fa_lib
 
@@ -103,23 +100,6 @@ def test_an_edit_of_what_a_kernel_imports_is_a_new_number(link, apart, tmp_path)
         assert named not in answers
         answers.append(named)
     assert answers[::2] == [2, 30]
-
-
-def test_an_edit_of_what_a_notebook_names_makes_its_figures_stale(apart, tmp_path):
-    """A kernel in a parameter, one in a cell's text, a module beside the notebook after a line of magic; no edit."""
-    notebook = tmp_path / "01_x.ipynb"
-    cells = ["kernel = 'default_x:f'", "%matplotlib inline\nimport beside_x", "from fa_lib.kernels import tiling"]
-    nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells]), notebook)
-    files = [tmp_path / "beside_x.py", apart[0] / "kernel_x.py", apart[1] / "helper_x.py", apart[1] / "default_x.py"]
-    for file in files:
-        file.write_text("import helper_x\n" if "kernel" in file.name else "")
-    given = dict(kernel="kernel_x:f")
-    before = [made_from(notebook, given)]
-    assert made_from(notebook, given) == before[0]
-    for file in files:
-        file.write_text(file.read_text() + "x = 1\n")
-        before.append(made_from(notebook, given))
-    assert len(set(before)) == len(files) + 1
 
 
 def test_a_folder_inside_another_repository_has_not_its_commit(tmp_path, monkeypatch):

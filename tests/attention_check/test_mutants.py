@@ -177,14 +177,6 @@ def test_the_score_counts_and_says_what_is_missed():
     assert noise.endswith("| 0 |  | gradients: dv | 1 | 0 |  |")
 
 
-def test_the_page_has_a_line_for_every_kernel():
-    page = judge.PAGE.read_text()
-    for each in judge.EVERY:
-        assert f"| `{each.key}` | {each.defect}" in page, each.key
-    for of in (FIRST, SECOND):
-        assert f"{len(of.mutants)} mutants and {len(of.controls)} right kernels" in page
-
-
 def test_the_second_set_was_judged_before_the_judge_knew_it():
     first = judge.first_look()
     assert (
@@ -193,13 +185,6 @@ def test_the_second_set_was_judged_before_the_judge_knew_it():
     lines = judge.totals(first, SECOND).splitlines()
     assert lines[2].startswith("| ours | 26 of 40 | 0 | 14 | 5 of 70 | 1 of 14 |")
     assert judge.totals(first, SECOND) in judge.PAGE.read_text()
-
-
-def test_what_the_other_judges_do_not_ask_for_is_said_of_mutants_that_the_rule_of_two_misses():
-    lines = judge.PAGE.read_text().splitlines()
-    for key, words in other_judges.UNASKED.items():
-        line = next(each for each in lines if each.startswith(f"| `{key}` |"))
-        assert BY_KEY[key] in MUTANTS and line.endswith(f" | 0 | {words} |")
 
 
 def test_the_other_judges_judge(monkeypatch):

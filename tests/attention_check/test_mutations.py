@@ -1,4 +1,4 @@
-"""Defects made by machine: each is where mutations.csv says, and random calls tell what it does."""
+"""Defects made by machine: each is where mutations.csv says."""
 
 import pandas as pd
 import pytest
@@ -6,10 +6,7 @@ import torch
 
 from benchmarks.judge import PAGE
 from benchmarks.mutations import AUTHORS, __main__, author_of, kernel, text
-from benchmarks.mutations.fuzz import compared, first_call
 from benchmarks.second_mutants import numerics_right
-
-RIGHT = numerics_right.right_two_pass
 
 
 def test_every_change_is_made_where_it_was_found():
@@ -29,36 +26,9 @@ def test_every_change_is_made_where_it_was_found():
 
 
 def test_one_text_has_the_bits_of_the_two_modules():
-    assert compared(RIGHT, kernel("right_two_pass", "numerics"), calls=8) == dict(same=True, worst=0, where="", above=0)
-
-
-def nan(q, k, v, **options):
-    return RIGHT(q, k, v, **options) * (float("nan") if k.shape[2] == 1100 else 1)
-
-
-def raises(q, k, v, mask=None, **options):
-    return RIGHT(q, k, v, **options) if mask is None else mask.nothing
-
-
-@pytest.mark.parametrize(
-    "changed, least, most, where",
-    [
-        (lambda q, *a, **o: RIGHT(q, *a, **o) * (1 + torch.finfo(q.dtype).eps), 1, 8, ""),
-        (lambda *a, **o: RIGHT(*a, **o) * 1.5, 100, 1e9, ""),
-        (nan, float("inf"), float("inf"), ""),
-        (raises, float("inf"), float("inf"), "AttributeError"),
-        (lambda *a, **o: RIGHT(*a, **o).double(), 0, 1, "the dtype of o"),
-    ],
-)
-def test_random_calls_say_what_a_change_does(changed, least, most, where):
-    found = compared(RIGHT, changed, calls=24)
-    assert not found["same"] and least <= found["above"] <= most and where in found["where"], found
-
-
-def test_a_first_call_is_looked_at():
-    assert first_call(RIGHT) < 0.02 < first_call(lambda *a, **o: RIGHT(*a, **o) * 1.1)
-    assert first_call(raises) < 0.02 and first_call(lambda q, k, v, causal: q.nothing) == "AttributeError"
-    assert first_call(lambda q, k, v, causal: q[0]) == "no output of finite values"
+    q, k, v = torch.randn(3, 1, 2, 100, 32, generator=torch.manual_seed(0)).bfloat16()
+    changed = kernel("right_two_pass", "numerics")(q, k, v, causal=True)
+    assert torch.equal(changed, numerics_right.right_two_pass(q, k, v, causal=True))
 
 
 def test_the_page_says_what_the_tables_hold():

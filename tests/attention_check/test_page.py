@@ -1,6 +1,5 @@
 """The page of a judgement: what stands first, where it leads, what is read without colours, in the dark, by a voice."""
 
-import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -8,14 +7,12 @@ import pandas as pd
 import pytest
 
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.report import anchors, sentences, sentences_kernel, tables
-from attention_check.report import page as report
+from attention_check.report import sentences, sentences_kernel, tables
 from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentence import folded
 from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.paths import ROOT
-from fa_lib.plots.style import READABLE
 
 FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
 NOT_ATTENTION = sentences_kernel.NOTES["other"]
@@ -91,25 +88,6 @@ def test_like_findings_are_folded_the_gravest_first():
     assert html.count("<details>") == 3 and "and 6 more like these" in html and "case 8" in html
 
 
-def test_the_terminal_has_a_line_for_each_finding_and_one_for_all_that_holds():
-    holds = [replace(ERROR, severity=PASSES, number=1.0), replace(REPEATS, severity=PASSES)]
-    ends = Finding("state", FAILS, dict(details=["\x1b[2J"], times=1, at="", on_import=True))
-    judgement = Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds))
-    said, lines = sentences.sentences_of(judgement), sentences.judgement_lines(judgement)
-    assert lines[0].startswith("mine fails: ") and "case 0" in lines[0]
-    assert lines[1:3] == ["", f"{sentences.HEADINGS[FAILS]}:"]
-    assert "\\x1b[2J" in lines[3] and "\x1b" not in lines[3]
-    (state,) = (one for one in said[FAILS] if one.what == "state")
-    assert state.change and lines[4] == f"  {state.remedy}"
-    first = [one.line for one in said[FAILS] if one.what == "answer"][:3]
-    assert all(f"case {i} " in line and NOT_ATTENTION in line for i, line in enumerate(first))
-    assert lines[5:8] == [f"  {line}" for line in first] and "6 more" in lines[8]
-    assert lines[9:11] == ["", f"{sentences.HEADINGS[NOTES]}:"] and len(lines) == 14
-    error, repeats = (one.text for one in said[PASSES])
-    assert lines[-1] == f"{sentences.HEADINGS[PASSES]}: {error}. {repeats}."
-    assert all(each in error for each in ("normal", "BF16", "N = 8")) and "3 runs" in repeats
-
-
 def test_the_deciding_column_is_in_front_and_what_breaks_is_a_word():
     table = tables.by_length(LENGTHS, "mine")
     assert [*table.columns[:2]] == ["breaks", "worst / Baseline's"] and table.breaks.tolist() == [True, True, False]
@@ -121,55 +99,12 @@ def test_the_deciding_column_is_in_front_and_what_breaks_is_a_word():
     assert "✗ breaks" not in page(Judgement("kernel", "mine", (REPEATS,)), [Section("lengths", "How far", right)])
 
 
-def test_a_picture_is_described_by_what_it_shows():
-    judgement = Judgement("kernel", "mine", (ERROR, GRADIENTS, REPEATS))
-    (alt,) = Read(page(judgement, [], dict(growth=_figure()))).alts
-    (error,) = sentences.sentences_of(judgement)[FAILS]
-    assert error.what == "error" and alt == f"{anchors.PICTURES['growth'].title} {error.line}"
-    assert alt.endswith(": 9.3 × Baseline's, limit 2 ×.")
-    assert {key for keys in anchors.SOURCES.values() for key in keys} >= {*anchors.PICTURES}
-    assert set(anchors.SOURCES) >= {*sentences.WORDINGS} - {"captured", "nonfinite", "nothing_compared", "skipped"}
-
-
 def test_the_heading_says_what_was_judged_where_and_when(monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     about = {"Kernel": "mine:f", "Date": date(), "Device": processor(), "Lengths N": (128, 512)}
     text = Read(page(Judgement("kernel", "mine:f", (ERROR,)), [], about=about)).text
     assert "1970-01-02" in text and "128, 512" in text and processor() in text
     assert package("jinja2.loaders").startswith("Jinja2 ") and package("no_such_module_at_all") == package("json") == ""
-
-
-def luminance(color):
-    """https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(a, b):
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("mode", [0, 1])
-def test_every_text_and_line_has_a_contrast_of_4_5_in_the_light_and_in_the_dark(mode):
-    text = (report.TEMPLATES / "base.html.jinja").read_text()
-    style = re.search(r"<style>(.*)</style>", text, re.DOTALL)[1]
-    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[mode]
-    colors = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
-    assert set(colors) == {"paper", "card", "ink", "muted", "line", "link", "fails", "passes", "reported"}
-    grounds = {"paper", "card"}
-    low = [(a, b, contrast(colors[a], colors[b])) for a in colors.keys() - grounds for b in grounds]
-    assert not [each for each in low if each[2] < 4.5], low
-    outside = re.sub(r":root \{.*?\}", "", style, flags=re.DOTALL)
-    assert set(re.findall(r"#\w{3,8}\b|rgb\w*\(|opacity", outside)) == {"#fff"}  # the card behind a picture
-    assert re.findall(r"(?<!-)color: ([^;}\s]+)", outside) and "color-scheme: light dark" in style
-    assert all(color.startswith("var(--") for color in re.findall(r"(?<![-\w])color: ([^;}\s]+)", outside))
-
-
-def test_the_colours_of_the_pictures_are_read_on_white():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#777777", "#ffffff") < 4.5
-    assert min(contrast(color, "#ffffff") for color, _ in READABLE.values()) >= 4.5
 
 
 def _figure():
