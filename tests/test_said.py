@@ -9,11 +9,11 @@ import pytest
 
 from attention_check.measure.relations import RELATIONS
 from attention_check.report.sentences import WORDINGS
+from benchmarks.pretrained import DRAWN
 from fa_lib import BF16, Precision, theory
 from fa_lib.execution.claims import published, verdict
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of
-from fa_lib.experiments.pretrained import DRAWN
 from fa_lib.kernels.shipped import torch_cpu
 from fa_lib.numerics.confidence import interval
 from fa_lib.training import campaign
