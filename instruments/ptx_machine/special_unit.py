@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from ptx_machine.carriers import PAIRS, bits_of, odd_sum
+from ptx_machine.float64_carrier import PAIRS, bits_of, odd_sum
 from ptx_machine.floats import halves, joined
 from ptx_machine.folders import PACKAGE
 from ptx_machine.lanes import Lanes, Lanewise

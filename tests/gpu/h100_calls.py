@@ -133,7 +133,7 @@ def replayed() -> Iterator[list]:
         memory = [span.data for span in kernel._parameters(sizes_and_arguments[3:])[1]]
         before = [data.copy() for data in memory]
         again = on_gpu(kernel.text, kernel.entry.name)
-        Context().run(run, again, *sizes_and_arguments, unwritten=unwritten)  # no pretended GPU
+        Context().run(run, again, *sizes_and_arguments, unwritten=unwritten)  # outside `fake_cuda`
         launches.append((kernel.entry.name, before, [data.copy() for data in memory]))
         for data, old in zip(memory, before):
             data[:] = old
