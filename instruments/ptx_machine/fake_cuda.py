@@ -1,4 +1,4 @@
-"""A GPU that is not there, for functions that launch GPU kernels and ask whether their tensors are on a GPU, and on which.
+"""A GPU that is not there, for functions that launch GPU kernels and ask on which GPU their tensors are.
 
 Inside `fake_cuda`, CPU tensors report that they are on CUDA, new tensors for a CUDA device are made on the CPU, and
 torch.cuda describes the GPU that is modelled. Memory of torch.empty is NaN until somebody writes it.
