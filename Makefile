@@ -6,14 +6,13 @@ SHELL := /bin/bash
 
 PYTHON ?= .venv/bin/python
 SCALE ?= paper
-PY ?= 3.12
 ifneq (,$(findstring :,$(CURDIR)))
 $(error $(CURDIR): a colon in the path is two folders to Python; move the checkout)
 endif
 export PYTHONPATH := $(CURDIR):$(CURDIR)/instruments$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 # What the reader gives is data: a recipe has it from the environment, and neither make nor the shell expands it.
-GIVEN := SCALE EXECUTOR JOBS PY KERNEL QKV FORMAT KILLS SEEDS CHROMIUM
+GIVEN := SCALE EXECUTOR JOBS KERNEL QKV FORMAT KILLS SEEDS CHROMIUM
 
 FA_LIB = $(PYTHON) -m fa_lib
 NOTEBOOKS := $(wildcard notebooks/[0-9]*.ipynb)
@@ -41,19 +40,6 @@ publish: figures ## make the figures and tables of build/ the committed ones, an
 
 study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; resumes
 	@$(FA_LIB) dev study
-
-record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu/recorded.md)
-	@$(FA_LIB) dev record
-
-launches: $(call has,gpu) ## for a machine with a GPU: what kernels of FlashAttention-2 and the gallery are given, into build/launches
-	$(PYTHON) -m fa_lib.experiments.hardware.launched
-
-wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
-	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version "$$PY" \
-		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-		--dest build/wheelhouse --requirement fa_lib/commands/record/wheels.txt
-	FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(PYTHON) -m pip download --quiet --no-deps --no-build-isolation \
-		--no-binary flash-attn --dest build/wheelhouse flash-attn==2.8.3
 
 report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors $(if $(FORMAT),--format="$$FORMAT") -- "$$QKV",kernel -- "$$KERNEL")
@@ -207,4 +193,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-docs renew-docs test-browser test-cluster test-faults test-gallery test-gpu lab claims bench growth peers mutants mutants-quick mutations reports docs lint renew clean
+.PHONY: help figures publish study report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-docs renew-docs test-browser test-cluster test-faults test-gallery test-gpu lab claims bench growth peers mutants mutants-quick mutations reports docs lint renew clean

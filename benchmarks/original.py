@@ -3,14 +3,19 @@ cores; finished cells stay in build/original, so that it goes on where it was.""
 
 import argparse
 import os
+from itertools import product
 from pathlib import Path
 
+from safetensors.torch import save_file
+
+from attention_check.gpu.flash_attn import Options, forward
 from attention_gallery.entry import installed
 from attention_gallery.experiments.flash_attention_4 import flash_attention_4
 from attention_gallery.experiments.original import CALLS, called, gradients, original
 from attention_gallery.flash_attn_4_kernels import FLASH_ATTN_4, NEEDS
+from benchmarks.record import FA2_BITS, FA2_CALLS, MODELLED, fa2_inputs, fa2_key
 from fa_lib import sweep
-from fa_lib.commands.record.gpu_machine import FILE, keep
+from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import GPU, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import save_table
@@ -29,6 +34,17 @@ GRIDS = {
 }
 
 
+def keep_bits(path: Path) -> None:
+    """Write the machine's outputs of FlashAttention-2, (1, 1, n, head_dim) by `fa2_key`; `benchmarks.record` compares a
+    GPU's with them."""
+    outputs = {}
+    for gpu, (fmt, distribution, causal) in product(MODELLED.values(), FA2_CALLS):
+        o, _ = forward(*fa2_inputs(fmt, distribution), Options(causal), gpu=gpu, splits=1)
+        outputs[fa2_key(gpu, fmt, distribution, causal)] = o.contiguous()
+    with replacing(path) as temporary:
+        save_file(outputs, temporary)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=GPU, help="folder of the tables")
@@ -44,7 +60,7 @@ def main():
         about = dict(kernels=f"{package.name} {package.version}, its {of}", **compiler)
         save_table(given.out / name, table, grid, about, digits=6)
     if "original" in given.tables:
-        keep(given.out / FILE.name)
+        keep_bits(given.out / FA2_BITS.name)
 
 
 if __name__ == "__main__":

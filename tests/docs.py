@@ -29,7 +29,7 @@ QUOTED = re.compile(r"(?<=<!-- made by make renew-docs -->\n)```text\n(.*?)```\n
 LONG_GPU = "minutes of two cores; .github/workflows/weekly.yml runs the README's command"
 HOURS_OF_NVCC = "nvcc compiles for more than five minutes; tests/gpu compiles what a test needs"
 GIVEN = "the same command as the one on a file below it, and a longer one"
-GPU_NEEDED = "needs a GPU, or is made for a machine with one; tests/test_record.py"
+GPU_NEEDED = "needs a GPU; tests/test_record.py rehearses it"
 SKIPPED = {  # a command, or a part of a python block -> why it does not run here
     "make figures": "nightly.yml",
     "make test": "make test",
@@ -44,11 +44,7 @@ SKIPPED = {  # a command, or a part of a python block -> why it does not run her
     "fa-lib check kernel path/to/file.py:flash": GIVEN,
     'pip install . "fa_lib[gpu] @ git+ADDRESS-OF-THIS-REPOSITORY"': "README installs the same extra",
     "@parametrize_with_checks": "its kernel and its fault are the reader's; tests/attention_check/test_testing.py",
-    "make wheelhouse": GPU_NEEDED,
-    "make launches": GPU_NEEDED,
-    "python3 -m pip install --no-index --no-deps --no-compile --target build/site build/wheelhouse/*.whl": GPU_NEEDED,
-    "export PYTHONPATH=$PWD/build/site": GPU_NEEDED,
-    "python3 -m fa_lib dev record --budget 9": GPU_NEEDED,
+    "python3 -m benchmarks.record": GPU_NEEDED,
 }
 
 PACKAGE = '[project]\nname = "my_package"\nversion = "1"\n[build-system]\nrequires = ["hatchling==1.33.0"]\n' + (

@@ -41,7 +41,7 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
     assert reader_modules.path()[: len(reader_modules._FOLDERS)] == reader_modules._FOLDERS[::-1]
 
 
-DEVELOPERS = ("figures", "publish", "claims", "train", "study", "record", "gallery", "bench")
+DEVELOPERS = ("figures", "publish", "claims", "train", "study", "gallery", "bench")
 PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("shrink",), ("compare",),
          ("dev",), *(("dev", name) for name in DEVELOPERS)]  # fmt: skip
 
@@ -82,10 +82,6 @@ def test_the_ledger_of_one_paper():
         (("check", "kernel", "no/where.py:f"), "kernel: got 'no/where.py:f'; there is no file"),
         (("dev", "gallery", "nobody"), "kernel: got 'nobody'; accepted are ggml_prefill"),
         (("check", "kernel", "gallery:nothing"), "no kernel 'nothing'; accepted are ggml_prefill"),
-        (("dev", "record"), "device: no CUDA device"),
-        (("dev", "record", "--device", "tpu"), "device: got 'tpu'; accepted are"),
-        (("dev", "record", "--device", "cpu", "--step", "hard"), "step: got 'hard'; accepted are tests, hardware"),
-        (("dev", "record", "--device", "cpu", "--budget", "-1"), "budget: got -1.0; accepted are minutes above 0"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):

@@ -196,29 +196,6 @@ def study(
 
 
 @app.command()
-def record(
-    step: Annotated[
-        list[str] | None, typer.Option(help="only this step of the plan (--dry-run shows it), done or not; repeatable")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu: a rehearsal of the same steps in small")] = "cuda",
-    budget: Annotated[float, typer.Option(help="minutes for all of it; 0 has no limit")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and make nothing")] = False,
-    out: Annotated[
-        str, typer.Option(help="folder; else data/recorded/<the GPU>, or build/recorded/cpu for a rehearsal")
-    ] = "",
-) -> None:
-    """Measure what only a GPU can show, step by step, in order of value, each under eight minutes.
-
-    What is done is not made again; a step that fails or runs out of time stops no other one. What each step shows
-    stands in docs/gpu/recorded.md.
-    """
-    with exit_on_error(kept=f"steps that are done are kept: {AGAIN}"):
-        from fa_lib.commands.record import session
-
-        session.record(step or (), device, budget, out, dry_run, say=_say)
-
-
-@app.command()
 def bench() -> None:
     """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
     with exit_on_error():

@@ -93,10 +93,10 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def recorded(name: str) -> dict[str, "pd.DataFrame"]:
-    """Read the tables that `fa-lib dev record` wrote for a notebook or a step.
+    """Read the tables that a GPU (`benchmarks.record`), or another machine, left for a notebook.
 
     Args:
-        name: the notebook's or the step's.
+        name: the notebook's, or a table's.
 
     Returns:
         dict: device -> table, for every device that has run it.

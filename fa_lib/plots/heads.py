@@ -22,7 +22,7 @@ def heads(table: pd.DataFrame, caption: str) -> Figure:
     """Draw the share of heads whose error is at most so many times Baseline's; and the error against tiles.
 
     Args:
-        table: of `experiments.pretrained.heads_of`, with name, text and tiles.
+        table: of `heads_of` (benchmarks/pretrained.py), with name, text and tiles.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.0), sharey=False)
     most, tiles = table.tiles.max(), sorted(table.tiles.unique())

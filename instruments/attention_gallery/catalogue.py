@@ -120,7 +120,7 @@ _ALL = [
     ),
     Entry(
         "flash_attn", "flash-attn", "", ("flash-attn",), "flash_attn.flash_attn_func",
-        "flash-attn 2.8.3 has CUDA kernels alone; `fa-lib dev record` judges it on a GPU",
+        "flash-attn 2.8.3 has CUDA kernels alone; `python -m benchmarks.record` judges it on a GPU",
     ),
     Entry(
         "sageattention", "SageAttention", "", ("sageattention",), "sageattention.sageattn in place of torch's",

@@ -1,7 +1,13 @@
-"""GPU kernels, run on a CPU in the GPU's own arithmetic: PTX in, a machine, compilers. docs/gpu/machine.md says how.
+"""Run GPU kernels on a CPU, in the GPU's own arithmetic. README.md beside this file says how.
 
-`triton("H100")` is in triton_driver, `Kernel` in launch, `compile_cuda` in nvcc, FlashAttention-2 in flash_attn.
-`kernels.get("package.module:function", gpu="H100")` is in on.
+- `GPU.of("H100")`: the GPU whose arithmetic is used; A100, L40S, H100, H200 and B200.
+- `Kernel(ptx, gpu="H100")`: a kernel of a PTX text. `kernel(grid, block, shared_bytes, *arguments)` runs it on torch's
+  CPU tensors, in place. `Structure` is an argument that a kernel takes by value.
+- `compile_cuda(text)`: CUDA C++ to PTX, by nvcc from its package.
+- `with triton("H100"):` kernels of @triton.jit run here.
+- `Fault`: a kernel did what it may not, such as reading out of bounds; with the line, the thread and the address.
+
+The machine knows no attention, and of fa_lib it needs `fa_lib.numerics` alone.
 """
 
 from ptx_machine.device import GPU

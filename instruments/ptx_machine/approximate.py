@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptx_machine.carriers import PAIRS, odd_sum
+from ptx_machine.float64_carrier import PAIRS, odd_sum
 from ptx_machine.floats import EXACTLY, elementwise
 from ptx_machine.lanes import Lanes, Lanewise
 from ptx_machine.syntax import Instruction

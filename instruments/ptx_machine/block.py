@@ -13,7 +13,7 @@ import numpy as np
 
 from ptx_machine.lanes import WARP, Lanes
 from ptx_machine.memory import Fault, View
-from ptx_machine.specials import Size, specials
+from ptx_machine.special_registers import Size, special_registers
 from ptx_machine.syntax import Instruction
 from ptx_machine.warp import ALL, Code, Warp
 
@@ -85,9 +85,9 @@ class Block:
         return np.full((128, 512), 0xFFFFFFFF, np.uint32)
 
     def special(self, warp: int) -> dict[str, Lanes]:
-        """Return the special registers of a warp: name of SPECIALS -> uint32 (32,)."""
+        """Return the special registers of a warp: name of SPECIAL_REGISTERS -> uint32 (32,)."""
         own = {f"%ctaid.{axis}": np.full(WARP, at, np.uint32) for axis, at in zip("xyz", self.number)}
-        return specials(warp, self.size, self.grid) | own
+        return special_registers(warp, self.size, self.grid) | own
 
     def run(self) -> None:
         """Run until all threads have ended.

@@ -107,7 +107,7 @@ def sleep(instruction: Instruction) -> Step:
 
 
 def predicate_results(instruction: Instruction, meanings, names: Addresses) -> Step:
-    """Make the step of setp, with one result or two; meanings: of `choices.set_predicate`."""
+    """Make the step of setp, with one result or two; meanings: of `comparisons.set_predicate`."""
     into, into_2 = both(instruction.operands[0], instruction)
     operands = instruction.operands[1:]
     values = [source(operand, kind, instruction, names) for operand, kind in zip(operands, meanings[0].takes)]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fa_lib.numerics.formats import E4M3, E5M2, round_to
-from ptx_machine.carriers import ROUNDINGS, bits_of, carried
+from ptx_machine.float64_carrier import ROUNDINGS, bits_of, carried
 from ptx_machine.lanes import DTYPES, FLOATS, Lanes, Lanewise, refuse
 from ptx_machine.syntax import BITS, Instruction
 

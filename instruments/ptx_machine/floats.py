@@ -15,7 +15,7 @@ from functools import reduce
 import numpy as np
 
 from ptx_machine import series
-from ptx_machine.carriers import NAN, PAIRS, ROUNDINGS, bits_of, carried, flushed, odd_sum
+from ptx_machine.float64_carrier import NAN, PAIRS, ROUNDINGS, bits_of, carried, flushed, odd_sum
 from ptx_machine.lanes import DTYPES, Lanes, Lanewise, Meaning, refuse
 from ptx_machine.syntax import Instruction
 

@@ -18,15 +18,15 @@ from tqdm import tqdm
 from ptx_machine.arguments import Structure, as_bytes, fill
 from ptx_machine.block import Block
 from ptx_machine.device import GPU
+from ptx_machine.fake_cuda import FAKED_GPU
 from ptx_machine.lanes import WARP
 from ptx_machine.memory import Global, Shared, Span, View
 from ptx_machine.native.compiled import Native, Warps
 from ptx_machine.operands import Addresses
-from ptx_machine.pretended import PRETENDED
 from ptx_machine.program import ready
 from ptx_machine.ptx import parse
 from ptx_machine.races import Races
-from ptx_machine.specials import Size
+from ptx_machine.special_registers import Size
 from ptx_machine.syntax import Entry, Instruction
 from ptx_machine.warp import Code
 
@@ -86,7 +86,7 @@ class Kernel:
         """
         self.text, module = ptx, parse(ptx)
         self.entry = _one(module.entries, entry)
-        self.gpu, self._of_any = GPU.of(gpu or PRETENDED.get() or "A100"), gpu is None
+        self.gpu, self._of_any = GPU.of(gpu or FAKED_GPU.get() or "A100"), gpu is None
         if races and any(_beside(each) for each in self.entry.instructions):
             got = "a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05)"
             raise ValueError(f"races: got {got}; accepted are others")
@@ -154,7 +154,7 @@ class Kernel:
             ValueError: an argument does not fit, or no GPU of this kind launches it.
             Fault: the kernel does what it may not.
         """
-        gpu = PRETENDED.get() or self.gpu
+        gpu = FAKED_GPU.get() or self.gpu
         if gpu != self.gpu and not self._of_any:
             raise ValueError(f"gpu: got a kernel for {self.gpu.name} on {gpu.name}; accepted is Kernel without a gpu")
         code, names, native = self._machine(gpu)

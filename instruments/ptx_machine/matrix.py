@@ -12,8 +12,8 @@ import torch
 
 from fa_lib.numerics import sum_loops
 from fa_lib.numerics.tensor_cores import TensorCore
-from ptx_machine.carriers import bits_of, carried
 from ptx_machine.device import GPU
+from ptx_machine.float64_carrier import bits_of, carried
 from ptx_machine.lanes import WARP, Lanes, refuse
 from ptx_machine.syntax import BITS, Instruction
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fa_lib.execution.paths import build
+from ptx_machine.folders import build
 
 PACKAGE = "nvidia-cuda-nvcc"
 FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-lineinfo")

@@ -8,8 +8,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from fa_lib.execution.paths import build
 from ptx_machine.device import GPU
+from ptx_machine.folders import build
 from ptx_machine.lanes import WARP
 from ptx_machine.nvcc import toolkit
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ptx_machine.lanes import DTYPES, SIGNS, WARP, Lanes, raw, read, refuse
 from ptx_machine.memory import SHARED
-from ptx_machine.specials import SPECIALS
+from ptx_machine.special_registers import SPECIAL_REGISTERS
 from ptx_machine.syntax import (
     BITS,
     Address,
@@ -60,7 +60,7 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
     if isinstance(operand, Special):
         name = operand.name
 
-        if name not in SPECIALS:
+        if name not in SPECIAL_REGISTERS:
             raise refuse(instruction, f"{name} is not modelled")
 
         def special(warp):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ptx_machine import control, exchange, tensor_memory, warpgroup
 from ptx_machine.approximate import wobbling
 from ptx_machine.atomics import ATOMICS
-from ptx_machine.choices import CHOICES, set_predicate
+from ptx_machine.comparisons import SELECTIONS, set_predicate
 from ptx_machine.contraction import contracted
 from ptx_machine.conversions import convert
 from ptx_machine.device import GPU
@@ -42,8 +42,8 @@ def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
         return approximate
     if name == "cvt":
         return convert(instruction)
-    if name in CHOICES:
-        return CHOICES[name](instruction)
+    if name in SELECTIONS:
+        return SELECTIONS[name](instruction)
     if types[-1:] == ("pred",) and name in PREDICATES:
         return Lanewise(("pred",) * (1 if name == "not" else 2), "pred", PREDICATES[name])
     table: Mapping = FLOAT_MEANINGS if types and types[-1] in FLOATS else INTEGERS

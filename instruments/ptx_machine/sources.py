@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 
 from filelock import FileLock
 
-from fa_lib.execution.paths import build
+from ptx_machine.folders import build
 
 LISTING = "application/vnd.pypi.simple.v1+json"  # of an index: PEP 691
 WAIT_S = 60  # for the next bytes of an archive

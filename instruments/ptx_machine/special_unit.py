@@ -1,6 +1,6 @@
 """The special function unit of an H100, to the last bit: what PTX calls approximate, as measured.
 
-Its tables are whole binades, every result that an H100 gave (`fa_lib/experiments/hardware/functions.py` made them, and
+Its tables are whole binades, every result that an H100 gave (`data/recorded/how/functions.py` made them, and
 found that all other binades follow from these). Around them ptxas writes a few products, which bring operands into the
 unit's range; they are written here as nvdisasm shows them for sm_90.
 
@@ -13,13 +13,13 @@ from functools import cache
 
 import numpy as np
 
-from fa_lib.execution.paths import GPU
-from ptx_machine.carriers import PAIRS, bits_of, odd_sum
+from ptx_machine.float64_carrier import PAIRS, bits_of, odd_sum
 from ptx_machine.floats import halves, joined
+from ptx_machine.folders import PACKAGE
 from ptx_machine.lanes import Lanes, Lanewise
 from ptx_machine.syntax import Instruction
 
-FILE = GPU / "h100_functions.npz"
+FILE = PACKAGE / "h100_functions.npz"  # its provenance lies beside it
 MEASURED = ("H100",)  # GPUs whose tables there are
 BINADE = 1 << 23
 FRACTION = BINADE - 1

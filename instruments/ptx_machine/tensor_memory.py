@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptx_machine.carriers import bits_of
 from ptx_machine.device import GPU
+from ptx_machine.float64_carrier import bits_of
 from ptx_machine.lanes import WARP, refuse
 from ptx_machine.matrix import numbers, summed
 from ptx_machine.memory import BadAccess

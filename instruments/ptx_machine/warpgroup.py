@@ -10,8 +10,8 @@ from functools import cache
 
 import numpy as np
 
-from ptx_machine.carriers import bits_of
 from ptx_machine.device import GPU
+from ptx_machine.float64_carrier import bits_of
 from ptx_machine.lanes import WARP, refuse
 from ptx_machine.matrix import WHOLE, WIDTHS, G, T, numbers, summed
 from ptx_machine.memory import BadAccess

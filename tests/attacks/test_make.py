@@ -25,7 +25,6 @@ NAMES = {
     "SCALE": ["figures"],
     "EXECUTOR": ["figures"],
     "JOBS": ["figures"],
-    "PY": ["wheelhouse"],
     "KILLS": ["test-faults"],
     "SEEDS": ["mutants"],
 }

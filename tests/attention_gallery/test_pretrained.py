@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fa_lib.experiments.pretrained import DRAWN, MODELS, attention_inputs, heads_of, measured, model, tokens
+from benchmarks.pretrained import DRAWN, MODELS, attention_inputs, heads_of, measured, model, tokens
 from fa_lib.kernels.inputs import draw
 
 

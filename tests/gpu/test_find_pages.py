@@ -18,7 +18,7 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import BF16
 from ptx_machine import GPU, triton
-from ptx_machine.pretended import pretended
+from ptx_machine.fake_cuda import fake_cuda
 from ptx_machine.sources import unpacked
 
 A100 = GPU.of("A100")
@@ -40,7 +40,7 @@ def test_a_reproduction_prints_here_what_its_page_says(name, capsys):
     """The page's script runs unchanged on the modelled A100. Numbers are within a fifth."""
     text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
     script, printed = (re.search(f"```{kind}\n(.*?)```", text, re.S)[1] for kind in ("python", "text"))
-    with pretended(A100), triton(A100):
+    with fake_cuda(A100), triton(A100):
         IMPORTED[name]()
         exec(compile(script, name, "exec"), {})
     out = capsys.readouterr().out

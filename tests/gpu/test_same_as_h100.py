@@ -1,13 +1,12 @@
-"""Kernels leave the bytes in memory here that they left on an H100 (`fa-lib dev record`): FlashAttention-2's, and those
-of the gallery."""
+"""Kernels leave the bytes in memory here that they left on an H100: FlashAttention-2's, and those of the gallery."""
+
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from h100_calls import left_in_memory
 
-from fa_lib.execution.paths import RECORDED
-from fa_lib.experiments.hardware.launched import on_machine
-
-FOLDER = RECORDED / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
+FOLDER = Path(__file__).parents[2] / "data" / "recorded" / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
 ON_GPU = pd.concat([pd.read_csv(FOLDER / f"{name}.csv") for name in ("launches", "launches_gallery")])
 CALLS = ON_GPU.call.unique()
 QUICK = [  # whose kernels other tests compile, too, or Triton in a second
@@ -16,19 +15,19 @@ QUICK = [  # whose kernels other tests compile, too, or Triton in a second
 ]  # fmt: skip
 
 
-def held(keys):
-    due = ON_GPU.query("call in @keys")
-    found = due.merge(on_machine(keys), on=["call", "launch", "memory"], how="left", suffixes=("_gpu", ""))
-    assert len(found) == len(due) > 0
-    assert found[found.sha != found.sha_gpu].empty
+def compare(call):
+    due = ON_GPU.query("call == @call")
+    both = due.merge(left_in_memory(call), on=["call", "launch", "memory"], how="left", suffixes=("_gpu", ""))
+    assert len(both) == len(due) > 0
+    assert both[both.sha != both.sha_gpu].empty
 
 
 @pytest.mark.parametrize("call", QUICK)
 def test_a_kernel_leaves_an_h100s_bytes(call):
-    held([call])
+    compare(call)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("call", [key for key in CALLS if key not in QUICK])
 def test_so_do_all_others(call):
-    held([call])
+    compare(call)

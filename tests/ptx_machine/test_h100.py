@@ -1,6 +1,7 @@
 """The machine against an H100: special functions, matrix units and whole kernels, as it computed them."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,28 +10,12 @@ import pytest
 import torch
 from small_ptx import kernel
 
-from fa_lib.execution.paths import RECORDED
-from fa_lib.experiments.hardware import functions
-from fa_lib.experiments.hardware.every_operand import different, models
-from fa_lib.experiments.hardware.tensor_cores import EXPECTED
-from ptx_machine import special_unit
-from ptx_machine.launches import Launch
+from fa_lib.numerics.tensor_cores import TensorCore
+from ptx_machine import Kernel, Structure
 from ptx_machine.special_unit import SHORT, short
 
-RESULTS = RECORDED / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
+RESULTS = Path(__file__).parents[2] / "data" / "recorded" / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
 LAUNCHES = Path(__file__).with_name("h100")
-MODELS = (
-    "ex2_ftz",
-    "ex2",
-    "rcp_ftz",
-    "rcp_f32",
-    "rsqrt_ftz",
-    "rsqrt_f32",
-    "sqrt_ftz",
-    "sqrt_f32",
-    "lg2_ftz",
-    "lg2_f32",
-)
 WORDS = {  # keys of the samples, and PTX
     "ex2_ftz": "ex2.approx.ftz.f32", "ex2": "ex2.approx.f32", "lg2_ftz": "lg2.approx.ftz.f32",
     "lg2_f32": "lg2.approx.f32", "rcp_ftz": "rcp.approx.ftz.f32", "rcp_f32": "rcp.approx.f32",
@@ -39,6 +24,19 @@ WORDS = {  # keys of the samples, and PTX
     "div_full_ftz": "div.full.ftz.f32", "div_full": "div.full.f32",
 }  # fmt: skip
 THREADS = 512
+SAMPLES = 1 << 16
+PRODUCTS = {"fp16": "FP16", "bf16": "BF16", "tf32": "TF32", "e4m3": "E4M3", "e5m2": "E5M2"}
+
+
+def sampled_operands(count):
+    """The operands that the H100 was given, float32 (2 SAMPLES,) each: first any bits, then sizes 2^-30 to 2^30."""
+    chance, drawn = np.random.default_rng(0), []
+    for _ in range(count):
+        anything = chance.integers(0, 1 << 32, SAMPLES, dtype=np.uint32)
+        sizes = np.ldexp(chance.uniform(1, 2, SAMPLES), chance.integers(-30, 30, SAMPLES)).astype(np.float32)
+        usual = sizes * chance.choice([-1, 1], SAMPLES).astype(np.float32)
+        drawn.append(np.concatenate([anything.view(np.float32), usual]))
+    return drawn
 
 
 def ran(words, operands, compiled, gpu="H100"):
@@ -61,26 +59,10 @@ def ran(words, operands, compiled, gpu="H100"):
 def test_special_functions_have_its_bits_whatever_the_operand(key):
     with np.load(RESULTS / "hardware.samples.npz") as samples:
         kept, due = samples["kept"], samples[key]
-    operands = [x[kept] for x in functions.operands(2 if key.startswith("div") else 1)]
+    operands = [x[kept] for x in sampled_operands(2 if key.startswith("div") else 1)]
     assert np.array_equal(ran(WORDS[key], operands, compiled=True), due)
     few = [x[:THREADS] for x in operands]
     assert np.array_equal(ran(WORDS[key], few, compiled=False), due[:THREADS])
-
-
-@pytest.mark.parametrize("key", MODELS)
-def test_the_model_in_torch_that_was_asked_for_every_operand_is_the_machines(key):
-    x = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
-    due = models("cpu")[key](torch.from_numpy(x))
-    found = torch.from_numpy(ran(WORDS[key], [x], compiled=True).view(np.float32))
-    assert different(lambda _: found, lambda _: due, torch.from_numpy(x)) == 0
-
-
-@pytest.mark.parametrize("table", functions.TABLES, ids=lambda table: table.name)
-def test_a_recording_packs_the_tables_as_they_are_kept(table):
-    results = torch.from_numpy(special_unit.table(table.name)) * (2 if table.halved else 1)
-    packed = functions.packed(lambda _: results, table, "cpu")
-    with np.load(special_unit.FILE) as kept:
-        assert all(np.array_equal(kept[name], array) for name, array in packed.items())
 
 
 def test_only_a_gpu_that_was_measured_has_them():
@@ -118,17 +100,39 @@ def test_functions_of_16_bits_have_its_bits_and_are_near_the_exact_ones(name, ki
     assert error.max() < {"f16": 2**-9.5, "bf16": 2**-7}[kind] and error.max() > 0
 
 
-@pytest.mark.parametrize("key", EXPECTED)
+@pytest.mark.parametrize("key", [path.stem for path in sorted(RESULTS.glob("hardware.*mma_*.npz"))])
 def test_matrix_units_have_its_sums(key):
-    with np.load(RESULTS / f"hardware.{key}.npz") as file:
-        a, b, c, d = (file[name] for name in "abcd")
-    found = EXPECTED[key](a.astype(np.float64), b.astype(np.float64), c.astype(np.float64))
-    assert len(d) >= 1000 and np.array_equal(found.astype(np.float32), d)
+    with np.load(RESULTS / f"{key}.npz") as file:
+        a, b, c, d = (torch.from_numpy(file[name]).double() for name in "abcd")
+    unit, fmt, *result = key.removeprefix("hardware.").split("_")
+    if unit == "mma" and fmt in ("e4m3", "e5m2"):  # two instructions of FP16: bytes 0, 1 of each 4, then bytes 2, 3
+        pairs = [k for first in (0, 2) for k in range(32) if k % 4 in (first, first + 1)]
+        sums = TensorCore.of("H100", "FP16")(a[:, pairs], b[:, pairs], torch.zeros_like(c))
+        sums = sums.float() + c.float()  # c is added at the end
+    else:
+        sums = TensorCore.of("H100", PRODUCTS[fmt], result=PRODUCTS[result[0]] if result else None)(a, b, c)
+    assert len(d) >= 1000 and torch.equal(sums.double(), d)
+
+
+def run_on_machine(path):
+    """Run a launch that was written down, and return the bytes of its memory afterwards."""
+    with np.load(path) as file:
+        about, parameters = json.loads(str(file["words"])), file["parameters"]
+        memory = [torch.from_numpy(file[f"memory{i}"].copy()) for i in range(len(about["dtypes"]))]
+    launched = Kernel((path.parent / f"{about['text']}.ptx").read_text(), about["entry"], gpu="H100")
+    pointers = {place: memory[which][byte:] for place, which, byte in about["pointers"]}
+    arguments = []
+    for each in launched.entry.parameters:
+        place = slice(each.offset, each.offset + each.size)
+        value = pointers.get(each.offset, int.from_bytes(parameters[place].tobytes(), "little"))
+        arguments.append(Structure({"": (0, each.size)}, each.size, {"": value}))
+    launched(about["grid"], about["block"], about["shared"], *arguments, unwritten=about["unwritten"])
+    return memory
 
 
 @pytest.mark.parametrize("what", sorted({*pd.read_csv(LAUNCHES / "results.csv").what}))
 def test_whole_kernels_leave_its_bytes(what):
     due = pd.read_csv(LAUNCHES / "results.csv").query("what == @what")
-    after = Launch.load(LAUNCHES / f"{due.launch.iloc[0]}.npz").on_machine("H100")
+    after = run_on_machine(LAUNCHES / f"{due.launch.iloc[0]}.npz")
     for row in due.itertuples():
-        assert hashlib.sha256(after[row.memory].tobytes()).hexdigest()[:16] == row.sha
+        assert hashlib.sha256(after[row.memory].numpy().tobytes()).hexdigest()[:16] == row.sha

@@ -7,7 +7,7 @@ from small_ptx import kernel, text
 
 from ptx_machine.launch import Kernel, Structure
 from ptx_machine.memory import Fault
-from ptx_machine.specials import SPECIALS
+from ptx_machine.special_registers import SPECIAL_REGISTERS
 
 pytestmark = pytest.mark.usefixtures("machine")
 EACH = (
@@ -183,8 +183,8 @@ def test_lanes_with_one_address_keep_their_order_beside_lanes_with_others():
 
 
 def test_every_special_register_has_a_value():
-    small = kernel("".join(f"mov.u32 %r1, {name};" for name in sorted(SPECIALS)), ["out"])
-    assert small((1,), (48,), 0, numbers(1)).instructions == 2 * (len(SPECIALS) + 2)
+    small = kernel("".join(f"mov.u32 %r1, {name};" for name in sorted(SPECIAL_REGISTERS)), ["out"])
+    assert small((1,), (48,), 0, numbers(1)).instructions == 2 * (len(SPECIAL_REGISTERS) + 2)
 
 
 def test_blocks_and_threads_in_three_dimensions():

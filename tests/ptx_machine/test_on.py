@@ -9,12 +9,12 @@ from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine import GPU
-from ptx_machine.pretended import pretended
+from ptx_machine.fake_cuda import fake_cuda
 
 
 def test_inside_tensors_and_torch_tell_of_the_gpu_and_everything_is_made_on_the_cpu():
     x = torch.ones(3)
-    with pretended(GPU.of("H100")):
+    with fake_cuda(GPU.of("H100")):
         y = torch.empty(2, device=x.device)
         told = x.is_cuda, x.device.type, x.get_device(), x.cuda() is x, x.to("cuda:0").sum().item()
         assert torch.cuda.is_available() and torch.cuda.get_device_capability(x.device) == (9, 0)

@@ -18,8 +18,8 @@ from attention_check.gpu.flash_attn import Options, backward, forward
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine.device import GPU
+from ptx_machine.fake_cuda import fake_cuda
 from ptx_machine.memory import NANS, Unwritten
-from ptx_machine.pretended import pretended
 from ptx_machine.triton_driver import triton
 
 FA2 = KernelRef("", "fa2")
@@ -71,7 +71,7 @@ def kernel(kernel: KernelRef | Callable, gpu: str | GPU) -> Callable:
 @contextmanager
 def _believing(gpu: GPU, unwritten: int) -> Iterator[None]:
     """Run what is inside as on a GPU. unwritten: the value of the bytes of torch.empty."""
-    with pretended(gpu, unwritten), triton(gpu) if find_spec("triton") is not None else nullcontext():
+    with fake_cuda(gpu, unwritten), triton(gpu) if find_spec("triton") is not None else nullcontext():
         yield
 
 

@@ -19,7 +19,7 @@ from fa_lib.execution.untrusted import Untrusted
 from fa_lib.plots.recorded import NONE
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
-RECORDED = "14_gallery"  # the table that `fa-lib dev record` leaves of kernels on another device
+RECORDED = "14_gallery"  # the table of kernels judged on another device
 OTHERS = "other_versions"  # the table of `others`
 BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 
@@ -28,7 +28,7 @@ VERDICTS = {
     "cannot_run": "cannot run here",
 }  # fmt: skip
 ON_DEVICE = (
-    "`fa-lib dev record` judged these kernels there ([recorded](../gpu/recorded.md)): at 1 query and at 16 for up to "
+    "These kernels were judged there ([recorded](../gpu/recorded.md)): at 1 query and at 16 for up to "
     "16,384 keys, and at as many queries as keys for up to 1,024. That page says which relation one breaks. The "
     "findings of each are in `data/recorded/`."
 )

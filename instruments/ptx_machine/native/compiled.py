@@ -17,7 +17,7 @@ from ptx_machine.native.encode import NOWHERE, ROW, Encoding, Field, Layout
 from ptx_machine.native.instructions import encode
 from ptx_machine.native.loop import advance, turns
 from ptx_machine.operands import Addresses
-from ptx_machine.specials import Size, specials
+from ptx_machine.special_registers import Size, special_registers
 from ptx_machine.syntax import Instruction, Register
 from ptx_machine.warp import Code
 
@@ -71,8 +71,8 @@ class Native:
             alive = np.arange(WARP * len(data)).reshape(-1, WARP) < threads
             data[:, Field.ALIVE : Field.ALIVE + WARP] = alive
             for index, warp in enumerate(data):
-                known = specials(index, size, grid)
-                for name, at in self.layout.specials.items():
+                known = special_registers(index, size, grid)
+                for name, at in self.layout.special_registers.items():
                     if name in known:
                         warp[at : at + 4 * WARP] = np.ascontiguousarray(known[name]).view(np.uint8)
             if len(self._of_sizes) >= KEPT:
@@ -163,7 +163,7 @@ class Warps:
         self.data = data = room[start : start + begin.size].reshape(begin.shape)
         data[:] = begin
         for axis, at in zip("xyz", number):
-            place = native.layout.specials.get(f"%ctaid.{axis}")
+            place = native.layout.special_registers.get(f"%ctaid.{axis}")
             if place is not None:
                 data[:, place : place + 4 * WARP].view(np.uint32)[:] = at
         self.count, self._native = len(data), native

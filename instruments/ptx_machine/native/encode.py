@@ -12,7 +12,7 @@ from ptx_machine.lanes import SIGNS, WARP
 from ptx_machine.native.emitter import Emitter, NotNative, Outcome
 from ptx_machine.native.vectors import I16, lanes
 from ptx_machine.operands import Addresses, constant, named
-from ptx_machine.specials import SPECIALS
+from ptx_machine.special_registers import SPECIAL_REGISTERS
 from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Special, Symbol
 
 ROW = 64  # bytes that every operand's lanes are aligned to
@@ -37,7 +37,7 @@ class Layout:
     size: int = 0
     registers: dict[Register, int] = field(default_factory=dict)
     constants: dict[bytes, int] = field(default_factory=dict)
-    specials: dict[str, int] = field(default_factory=dict)
+    special_registers: dict[str, int] = field(default_factory=dict)
 
     def row(self, size: int) -> int:
         """Reserve `size` bytes, aligned to ROW, and return their place."""
@@ -60,9 +60,9 @@ class Layout:
 
     def special(self, name: str) -> int:
         """Return the place of a special register, reserved at the first call."""
-        if name not in self.specials:
-            self.specials[name] = self.row(4 * WARP)
-        return self.specials[name]
+        if name not in self.special_registers:
+            self.special_registers[name] = self.row(4 * WARP)
+        return self.special_registers[name]
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Encoding:
             at = named(register.name, self.instruction, self.layout.names) + register.offset
             self.slots.append(self.layout.constant(constant(Immediate(at), kind)))
             own_kind = kind
-        elif isinstance(register, Special) and register.name in SPECIALS and BITS[kind] == 32:
+        elif isinstance(register, Special) and register.name in SPECIAL_REGISTERS and BITS[kind] == 32:
             self.slots.append(self.layout.special(register.name))
             own_kind = kind
         else:

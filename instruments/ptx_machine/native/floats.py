@@ -8,7 +8,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ptx_machine import series
-from ptx_machine.carriers import NAN
+from ptx_machine.float64_carrier import NAN
 from ptx_machine.native.emitter import NotNative
 from ptx_machine.native.vectors import DOUBLE, FLOAT, HALF, I16, I32, I64, Builder, lanes
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from ptx_machine.carriers import PAIRS
+from ptx_machine.float64_carrier import PAIRS
 from ptx_machine.native import floats
 from ptx_machine.native.emitter import NotNative
 from ptx_machine.native.vectors import DOUBLE, FLOAT, HALF, I16, I32, I64, Builder, lanes
@@ -69,7 +69,7 @@ def odd_single(b: Builder, x: ir.Value) -> ir.Value:
 
 
 def _odd_sum(b: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Emit x + y of float64, rounded to odd, as `carriers.odd_sum`."""
+    """Emit x + y of float64, rounded to odd, as `float64_carrier.odd_sum`."""
     s = b.fadd(x, y)
     part = b.fsub(s, x)
     error = b.fadd(b.fsub(x, b.fsub(s, part)), b.fsub(y, part))

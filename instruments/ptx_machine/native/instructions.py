@@ -2,7 +2,7 @@
 
 from llvmlite import ir
 
-from ptx_machine.choices import combination
+from ptx_machine.comparisons import combination
 from ptx_machine.device import GPU
 from ptx_machine.matrix import Product
 from ptx_machine.memory import LOCAL, PARAMETERS, SHARED

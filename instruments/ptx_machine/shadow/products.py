@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ptx_machine.atomics import ATOMIC
-from ptx_machine.carriers import carried
+from ptx_machine.float64_carrier import carried
 from ptx_machine.lanes import WARP, Lanes
 from ptx_machine.matrix import G, T
 from ptx_machine.memory import SHARED, gather

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ptx_machine.carriers import PAIRS, carried
+from ptx_machine.float64_carrier import PAIRS, carried
 from ptx_machine.floats import EXACTLY, halves
 from ptx_machine.lanes import refuse
 from ptx_machine.operands import Addresses, source, targets

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ptx_machine.carriers import carried
+from ptx_machine.float64_carrier import carried
 from ptx_machine.lanes import Lanes
 from ptx_machine.syntax import Register
 from ptx_machine.warp import Warp
@@ -22,7 +22,7 @@ WORD, HALF, SECOND = 1, 2, 3  # a piece of two bytes begins a number of 32 bits,
 
 
 @dataclass
-class Shade:
+class ShadowValue:
     """Shadows of a register.
 
     Attributes:
@@ -36,7 +36,7 @@ class Shade:
     values: np.ndarray
 
 
-def shades(warp: Warp) -> dict[Register, Shade]:
+def shadow_values(warp: Warp) -> dict[Register, ShadowValue]:
     """Return the shadows of a warp's registers."""
     if warp.shadow is None:
         warp.shadow = {}
@@ -45,22 +45,22 @@ def shades(warp: Warp) -> dict[Register, Shade]:
 
 def put(warp: Warp, register: Register, kind: str, values: np.ndarray, mask: Lanes) -> None:
     """Give a register, which was just written in the lanes of mask, shadows (variants, parts, 32)."""
-    known, bits = shades(warp), warp.bits(register)
+    known, bits = shadow_values(warp), warp.bits(register)
     old = known.get(register)
     if not mask.all():
         rest = old.values if old is not None and old.kind == kind else np.nan
         values = np.where(mask, values, rest)
         bits = np.where(mask, bits, old.bits if old is not None else bits)
-    known[register] = Shade(kind, bits.copy(), values)
+    known[register] = ShadowValue(kind, bits.copy(), values)
 
 
 def of(warp: Warp, register: Register, kind: str) -> np.ndarray | None:
     """Return a register's shadows (variants, parts, 32) of a kind, NaN where there is none; None: it has none."""
-    shade = shades(warp).get(register)
-    if shade is None or shade.kind != kind:
+    shadow = shadow_values(warp).get(register)
+    if shadow is None or shadow.kind != kind:
         return None
-    same = shade.bits == warp.bits(register)
-    return shade.values if same.all() else np.where(same, shade.values, np.nan)
+    same = shadow.bits == warp.bits(register)
+    return shadow.values if same.all() else np.where(same, shadow.values, np.nan)
 
 
 def numbers(warp: Warp, register: Register, kind: str, type_name: str) -> np.ndarray:

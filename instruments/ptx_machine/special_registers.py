@@ -8,7 +8,7 @@ import numpy as np
 from ptx_machine.lanes import WARP, Lanes
 
 Size: TypeAlias = tuple[int, int, int]
-SPECIALS = {  # registers that the machine fills
+SPECIAL_REGISTERS = {  # registers that the machine fills
     *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
     "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
     *(f"%lanemask_{word}" for word in ("eq", "lt", "le", "gt", "ge")),
@@ -16,8 +16,8 @@ SPECIALS = {  # registers that the machine fills
 
 
 @cache
-def specials(warp: int, size: Size, grid: Size) -> dict[str, Lanes]:
-    """Return the special registers of a warp that are the same in all blocks: name of SPECIALS -> uint32 (32,)."""
+def special_registers(warp: int, size: Size, grid: Size) -> dict[str, Lanes]:
+    """Return the special registers of a warp that are the same in all blocks: name -> uint32 (32,)."""
     thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
     x, y, _ = size
     lane = np.arange(WARP, dtype=np.uint32)

@@ -1,8 +1,8 @@
-"""Comparisons and choices: setp, set, selp, slct. The text: PTX ISA, "Comparison and Selection Instructions"."""
+"""Comparisons and selections: setp, set, selp, slct. The text: PTX ISA, "Comparison and Selection Instructions"."""
 
 import numpy as np
 
-from ptx_machine.carriers import PAIRS, carried
+from ptx_machine.float64_carrier import PAIRS, carried
 from ptx_machine.floats import halves, joined
 from ptx_machine.lanes import DTYPES, FLOATS, Lanes, Lanewise, Meaning, refuse
 from ptx_machine.syntax import Instruction
@@ -117,6 +117,6 @@ def copy_sign(instruction: Instruction) -> Lanewise:
     return Lanewise((kind, kind), kind, run)
 
 
-CHOICES: dict[str, Meaning] = {
+SELECTIONS: dict[str, Meaning] = {
     "set": set_number, "selp": select, "slct": select_by_sign, "copysign": copy_sign,
 }  # fmt: skip

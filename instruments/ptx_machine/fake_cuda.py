@@ -1,6 +1,6 @@
-"""A pretended GPU, for functions that launch GPU kernels and ask whether their tensors are on a GPU, and on which.
+"""A GPU that is not there, for functions that launch GPU kernels and ask on which GPU their tensors are.
 
-Inside `pretended`, CPU tensors report that they are on CUDA, new tensors for a CUDA device are made on the CPU, and
+Inside `fake_cuda`, CPU tensors report that they are on CUDA, new tensors for a CUDA device are made on the CPU, and
 torch.cuda describes the GPU that is modelled. Memory of torch.empty is NaN until somebody writes it.
 """
 
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ptx_machine.device import GPU
 from ptx_machine.memory import NANS
 
-PRETENDED: ContextVar[GPU | None] = ContextVar("pretended", default=None)  # the GPU inside `pretended`
+FAKED_GPU: ContextVar[GPU | None] = ContextVar("fake_cuda", default=None)  # the GPU inside `fake_cuda`
 DEVICE = torch.device("cuda", 0)
 ANSWERS = {  # of tensors; their getters are no functions that torch lists
     Tensor.is_cuda.__get__: lambda x: True,  # pyright: ignore[reportAttributeAccessIssue]
@@ -32,7 +32,7 @@ EMPTY = {  # functions whose result is memory that nobody has written
 }  # fmt: skip
 
 
-class Pretending(TorchFunctionMode):
+class FakeCudaMode(TorchFunctionMode):
     """Answers torch's functions as if tensors were on a GPU. unwritten: the value of bytes that nobody has written."""
 
     def __init__(self, unwritten: int):
@@ -55,7 +55,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 @contextmanager
-def pretended(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
+def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
     """Make code inside the context take CPU tensors for tensors on this GPU.
 
     Args:
@@ -73,9 +73,9 @@ def pretended(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
         device=lambda device: nullcontext(), device_of=lambda tensor: nullcontext(),
         current_stream=lambda device=None: SimpleNamespace(cuda_stream=0),
     )  # fmt: skip
-    token = PRETENDED.set(gpu)
+    token = FAKED_GPU.set(gpu)
     try:
-        with mock.patch.multiple(torch.cuda, **substitutes), Pretending(unwritten):
+        with mock.patch.multiple(torch.cuda, **substitutes), FakeCudaMode(unwritten):
             yield
     finally:
-        PRETENDED.reset(token)
+        FAKED_GPU.reset(token)
