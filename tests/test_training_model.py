@@ -30,18 +30,19 @@ def test_half_products_are_rounded_once():
     "changes, message",
     [
         (dict(layrs=2), r"^config: layrs: .*; accepted are attention_bias, batch"),
-        (dict(layers=0), "config: layers: got 0; accepted is at least 1"),
-        (dict(heads=2.5), "config: heads: got 2.5; accepted is int"),
-        (dict(layers=True), "config: layers: got True; accepted is int"),
-        (dict(lr="3e-4"), "config: lr: got '3e-4'; accepted is float"),
-        (dict(lr=0.0), "config: lr: got 0.0; accepted is more than 0"),
+        (dict(layers=0), "config: layers: got 0; input should be greater than or equal to 1"),
+        (dict(heads=2.5), "config: heads: got 2.5; input should be a valid int"),
+        (dict(layers=True), "config: layers: got True; input should be a valid int"),
+        (dict(lr="3e-4"), "config: lr: got '3e-4'; input should be a valid number"),
+        (dict(lr=0.0), "config: lr: got 0.0; input should be greater than 0"),
         (dict(image_size=15), r"^config: image_size: got 15; .*patch_size"),
+        (dict(batch=257), r"^config: batch: got 257; .*256 images"),
     ],
 )
 def test_bad_configurations_are_refused(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         Config.load("tiny", **changes)
-    with pytest.raises(ValueError, match="config: got 'huge'; accepted are large, small, tiny, xlarge, or a path"):
+    with pytest.raises(ValueError, match="config: got 'huge'; accepted are large, small, tiny, or a path"):
         Config.load("huge")
     (tmp_path / "own.yaml").write_text((ROOT / "fa_lib/training/tiny.yaml").read_text())
     assert Config.load(tmp_path / "own.yaml") == TINY

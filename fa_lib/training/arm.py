@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.eager import stepwise, unfused
-from fa_lib.training.spec import Arm
+from fa_lib.training.config import Arm
 
 NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-8, -6, -4)  # powers of 10, beside the 1e-7 of "perturb"
 # Weights are FP32: of a nudge of 1e-8, less than their rounding, 1.2e-9 is left, in the few weights that it moves.

@@ -77,7 +77,7 @@ PARTS = {
 # read at the last step, 300, in the relative L2 distance (the first recipe in the Wasserstein distance, as its ratios
 # were), and two distances are called equal where the 95 % interval of their ratio lies within MARGIN of 1.
 MARGIN = 0.1
-ALIKE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "orders")
+SAME_RECIPE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "orders")
 SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
 CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
@@ -180,7 +180,7 @@ def recorded_drawings(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
         return {arm: torch.from_numpy(samples[arm]) for arm in samples}
 
 
-def alike(table: pd.DataFrame) -> pd.DataFrame:
+def same_recipe(table: pd.DataFrame) -> pd.DataFrame:
     """Select the rows of the parts that have the main part's steps and learning rate.
 
     Args:
@@ -189,11 +189,11 @@ def alike(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         DataFrame with its columns but part. Rows that two parts share (a twin's run, trained for both) come once.
     """
-    rows = table[table.part.isin(ALIKE)].drop(columns="part")
+    rows = table[table.part.isin(SAME_RECIPE)].drop(columns="part")
     return rows[~rows.duplicated([name for name in rows if name != "seconds"])].reset_index(drop=True)
 
 
-def part(table: pd.DataFrame, key: str) -> pd.DataFrame:
+def select_study(table: pd.DataFrame, key: str) -> pd.DataFrame:
     """Select the rows of one part of a recorded table: a DataFrame with its columns but part."""
     return table[table.part == key].drop(columns="part").reset_index(drop=True)
 

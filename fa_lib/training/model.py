@@ -150,7 +150,7 @@ def noised(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Add a training step's noise to a batch of images.
 
-    The noise is drawn on the CPU from (seed, step) alone: the same for every arm, device and number of processes.
+    The noise is drawn on the CPU from (seed, step) alone: the same for every arm and device.
 
     Args:
         images: uint8 (batch, 3, size, size).
@@ -167,7 +167,7 @@ def noised(
     scheme = "logit_normal" if levels == "shifted" else "none"
     at = compute_density_for_timestep_sampling(scheme, len(x), logit_mean=-1, logit_std=1, generator=draw)
     timesteps = schedule.timesteps[(at * len(schedule.timesteps)).long()]
-    # whole numbers, as integers: Fabric would round a floating-point input to the precision of the run
+    # whole numbers, as integers
     return schedule.scale_noise(x, timesteps, noise), timesteps.long(), noise - x
 
 

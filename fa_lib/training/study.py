@@ -15,14 +15,11 @@ from fa_lib.execution.fingerprint import digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
-from fa_lib.training.config import Config
-from fa_lib.training.devices import repeatable
+from fa_lib.training.config import PRECISIONS, Config, RunSpec
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.model import TextToImage, noised, sample
-from fa_lib.training.preflight import check_kernel
-from fa_lib.training.run import prepare, run_training
+from fa_lib.training.run import check_kernel, repeatable, settings_of, train
 from fa_lib.training.run_folder import load_weights
-from fa_lib.training.spec import PRECISIONS, RunSpec
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class StudySpec:
 
     Attributes:
         seeds: how many, from 0.
-        steps, every, config, source, device: as of a RunSpec.
+        steps, every, config, device: as of a RunSpec.
         kernel_of: arm -> name of a kernel, where it is not the arm's own.
     """
 
@@ -40,17 +37,15 @@ class StudySpec:
     every: int
     config: Config
     kernel_of: Mapping[str, str] = field(default_factory=dict)
-    source: str = "shapes"
     device: str = "cpu"
 
     def run(self, arm: str, seed: int) -> RunSpec:
-        """Build the RunSpec of one run of the study, on one device.
+        """Build the RunSpec of one run of the study.
 
         Raises:
             ValueError: there is no such arm.
         """
-        settings = arm_named(arm, self.kernel_of)
-        return RunSpec(settings, seed, self.config, self.steps, self.every, source=str(self.source), device=self.device)
+        return RunSpec(arm_named(arm, self.kernel_of), seed, self.config, self.steps, self.every, self.device)
 
 
 def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
@@ -76,9 +71,10 @@ def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
     names = {name for pair in chosen.values() for name in (pair.arm, pair.twin)}
     names = sorted(names, key=lambda name: (not ARMS[name].precision.startswith(("16", "32")), list(ARMS).index(name)))
     for name in names:
-        run = prepare(spec.run(name, 0))
+        run = spec.run(name, 0)
+        settings_of(run)
         with repeatable(spec.device):
-            check_kernel(run.spec.arm.kernel, run.kernel, spec.config, run.spec.dtype, spec.device)
+            check_kernel(run.arm.kernel, kernels.get(run.arm.kernel), spec.config, run.dtype, spec.device)
     fixed = dict(spec=spec, folder=str(folder))
     runs = sweep(train_arm, dict(seed=range(spec.seeds), arm=names), fixed=fixed, executor=executor)
     runs = runs.drop(columns=["folder", *asdict(spec)])
@@ -94,13 +90,13 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
         loss scaler), zeros and zeros_qk (share of exactly zero gradients at the first step, in the transformer and in
         the Q and K projections of its self-attention), seconds, at (its folder).
     """
-    run = prepare(spec.run(arm, seed))
-    at = Path(folder) / f"{arm}-{seed}-{digest(run.settings)[:12]}"
-    result = run_training(run, at)
+    run = spec.run(arm, seed)
+    at = Path(folder) / f"{arm}-{seed}-{digest(settings_of(run))[:12]}"
+    result = train(run, at)
     losses = result["losses"]
     _, zeros, zeros_qk = (result["zero_gradients"] or [[0, np.nan, np.nan]])[0]  # none where step 0 diverged
     return dict(
-        kernel=run.spec.arm.kernel, precision=run.spec.arm.precision, dtype=result["dtype"], status=result["status"],
+        kernel=run.arm.kernel, precision=run.arm.precision, dtype=result["dtype"], status=result["status"],
         loss=float(np.mean(losses[-max(1, spec.steps // 10) :])), skipped=result["skipped"], zeros=zeros,
         zeros_qk=zeros_qk, seconds=result["seconds"], at=str(at),
     )  # fmt: skip

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from fa_lib.execution.paths import ROOT
-from fa_lib.training.config import Config
+from fa_lib.training.config import Arm, Config, RunSpec
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import weights
-from fa_lib.training.spec import Arm, RunSpec
 
 CONFIG = Config.load("tiny", images=8, layers=1, text_layers=1, image_size=8)
 CALLS = []

@@ -5,11 +5,8 @@ from collections.abc import Sequence
 
 from attention_check.probe.probe import Probe
 from fa_lib.training.arm import ARMS
-from fa_lib.training.config import Config
-from fa_lib.training.devices import repeatable
-from fa_lib.training.preflight import check_kernel
-from fa_lib.training.run import train
-from fa_lib.training.spec import PRECISIONS, RunSpec
+from fa_lib.training.config import PRECISIONS, Config, RunSpec
+from fa_lib.training.run import check_kernel, repeatable, train
 
 
 def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Sequence[str],
