@@ -97,7 +97,7 @@ def model():
 def trace(model, scale=1.0):
     """`traced` of a step."""
     noisy, timesteps, velocity = noised(torch.zeros(2, 3, TINY.image_size, TINY.image_size, dtype=torch.uint8), 0, 0)
-    forward = partial(model, noisy, timesteps, *model.tokens(["a", "b"]))
+    forward = partial(model, noisy, timesteps, model.tokens(["a", "b"]))
     return nonfinite.traced(model, lambda: (forward() - velocity).mul(scale).square().mean())
 
 

@@ -186,9 +186,6 @@ REFUSED = {
     "precision: got 'fp4'; accepted are 64-true, 32-true": dict(arm=Arm(precision="fp4")),
     "kernel: got 'warp'; accepted are reference": dict(arm=Arm(kernel="warp")),
     rf"^kernel: '{NO_BACKWARD}' cannot do .*self-attention of 64 queries": dict(arm=Arm(kernel=NO_BACKWARD)),
-    "'stepwise' cannot do .* cross-attention .* a mask: mask: got": dict(
-        arm=Arm(kernel="stepwise"), config=replace(TINY, text_mask=True)
-    ),
     "steps: got 0; accepted": dict(steps=0),
     "device: got 'tpu'; accepted here is cpu": dict(device="tpu"),
 }
@@ -215,5 +212,5 @@ def test_bad_arguments_of_a_study_are_refused_before_the_first_run(tmp_path):
 def test_the_command_refuses_in_one_line(tmp_path):
     done = subprocess.run(command("--arm", "flesh", "--out", tmp_path / "no"), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.strip().startswith("fa-lib: arm: got 'flesh'; accepted are baseline, rerun")
+    assert done.stderr.strip().startswith("fa-lib: arm: got 'flesh'; accepted are baseline, fp32")
     assert not (tmp_path / "no").exists()

@@ -15,53 +15,40 @@ NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-8, -6, -4)  # powers of 10, beside
 # Weights are FP32: of a nudge of 1e-8, less than their rounding, 1.2e-9 is left, in the few weights that it moves.
 
 
-def small_tiles(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
+def small_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute attention by `stepwise` in tiles of 8 keys. 256 tokens then make 32 tiles, which round as often as a
     sequence of 2,048 does in tiles of 64.
 
     Args:
         q: (batch, heads, n_q, head_dim).
         k, v: (batch, heads, n_kv, head_dim).
-        scale, mask: as of `stepwise`.
 
     Returns:
         (batch, heads, n_q, head_dim), in q's dtype.
     """
-    return stepwise(q, k, v, scale=scale, mask=mask, block_kv=8)
+    return stepwise(q, k, v, block_kv=8)
 
 
-def reversed_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
+def reversed_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute Baseline's attention with the keys in reverse order: the same steps, as exact, but each sum rounds
-    otherwise.
-
-    Args:
-        q: (batch, heads, n_q, head_dim).
-        k, v: (batch, heads, n_kv, head_dim).
-        scale, mask: as of `unfused`.
-
-    Returns:
-        (batch, heads, n_q, head_dim), in q's dtype.
-    """
-    return _in_order(torch.arange(k.shape[-2] - 1, -1, -1), q, k, v, scale, mask)
+    otherwise. Shapes: as of `small_tiles`."""
+    return _in_order(torch.arange(k.shape[-2] - 1, -1, -1), q, k, v)
 
 
-def shuffled_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
+def shuffled_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute the same with the keys in a random order, one for each number of keys; as `reversed_keys`."""
-    return _in_order(_shuffled(k.shape[-2], 0), q, k, v, scale, mask)
+    return _in_order(_shuffled(k.shape[-2], 0), q, k, v)
 
 
-def shuffled_again(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:
+def shuffled_again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute the same in a second random order; as `reversed_keys`."""
-    return _in_order(_shuffled(k.shape[-2], 1), q, k, v, scale, mask)
+    return _in_order(_shuffled(k.shape[-2], 1), q, k, v)
 
 
-def _in_order(order, q, k, v, scale, mask):
+def _in_order(order, q, k, v):
     """Baseline's attention with the keys in an order: int64 (n_kv,)."""
     order = order.to(k.device)
-    mask = None if mask is None else mask.expand(*mask.shape[:-1], len(order)).index_select(-1, order)
-    return unfused(q, k.index_select(-2, order), v.index_select(-2, order), scale=scale, mask=mask)
+    return unfused(q, k.index_select(-2, order), v.index_select(-2, order))
 
 
 @cache

@@ -38,7 +38,6 @@ class Config:
     text_layers: Size
     text_heads: Size
     text_bytes: Size  # of a caption
-    text_mask: bool
     batch: Size
     lr: Annotated[float, Field(gt=0)]
     warmup: Annotated[int, Field(ge=0)]  # steps

@@ -46,7 +46,7 @@ def traced(model: TextToImage, loss: Callable[[], torch.Tensor]) -> dict:
     modules, calls = [], []  # (name or dict, whether it is finite), in order
     names = {module.place: name for name, module in model.named_modules() if hasattr(module, "place")}
 
-    def attention(place, q, k, v, o, **_):
+    def attention(place, q, k, v, o):
         layer, kind = place
         finite = {tensor: x.isfinite().all() for tensor, x in dict(q=q, k=k, v=v, o=o).items()}
         calls.extend((dict(layer=layer, kind=kind, tensor=tensor), finite[tensor]) for tensor in finite)

@@ -72,20 +72,16 @@ def check_kernel(name: str, kernel: Callable, config: Config, dtype: torch.dtype
         ValueError: the kernel raised; with the kernel's message.
     """
     for kind, keys in (("self", config.tokens), ("cross", config.text_bytes)):
-        masked = kind == "cross" and config.text_mask
         q, k, v = (
             torch.zeros(2, config.heads, n, config.head_dim, dtype=dtype, device=device, requires_grad=True)
             for n in (config.tokens, keys, keys)
         )
-        options = dict(mask=torch.zeros(2, 1, 1, keys, dtype=dtype, device=device)) if masked else {}
         try:
-            o = kernel(q, k, v, **options)
-            o.backward(torch.ones_like(q))
+            kernel(q, k, v).backward(torch.ones_like(q))
         except Exception as error:
             call = f"{kind}-attention of {config.tokens} queries, {keys} keys, head_dim {config.head_dim}"
             raise ValueError(
-                f"kernel: {name!r} cannot do what the model asks, {call}, {dtype} on {device}, "
-                f"{'a' if masked else 'no'} mask: {error}"
+                f"kernel: {name!r} cannot do what the model asks, {call}, {dtype} on {device}, no mask: {error}"
             ) from error
 
 
@@ -200,7 +196,7 @@ class Run:
         """Make one step on a batch: images, uint8 (batch, 3, size, size), and captions. Raise a RuntimeError where
         attention ran in another dtype than the run's."""
         config, model = self.config, self.model
-        tensors = *noised(images, self.spec.seed, self.step, config.noise), *model.tokens(captions)
+        tensors = *noised(images, self.spec.seed, self.step, config.noise), model.tokens(captions)
         inputs = [x.to(self.spec.device) for x in tensors]
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1, (self.step + 1) / (config.warmup + 1))
@@ -228,10 +224,10 @@ class Run:
             else:  # the loss was finite, what it moved the weights to is not
                 self.diverge()
 
-    def loss(self, noisy, timesteps, velocity, tokens, mask) -> torch.Tensor:
+    def loss(self, noisy, timesteps, velocity, tokens) -> torch.Tensor:
         """Compute the mean square error of the model's velocity, a tensor of one number; of `forward`'s inputs."""
         with torch.autocast(self.spec.device, dtype=self.dtype, enabled="mixed" in self.spec.arm.precision):
-            predicted = self.model(noisy.to(self.dtype), timesteps, tokens, mask)
+            predicted = self.model(noisy.to(self.dtype), timesteps, tokens)
         return (predicted.float() - velocity).square().mean()
 
     def diverge(self, loss: Callable[[], torch.Tensor] | None = None) -> None:

@@ -159,11 +159,11 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
     with repeatable("cpu"):  # one thread
         for repeat in range(-1, repeats):  # the first one warms up
             for name, model in models.items():
-                tokens = [t.to(device) for t in model.tokens(["small red circle top left"] * config.batch)]
+                tokens = model.tokens(["small red circle top left"] * config.batch).to(device)
                 wait()
                 start = clock()
                 with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-                    loss = (model(noisy, timesteps, *tokens).float() - velocity).square().mean()
+                    loss = (model(noisy, timesteps, tokens).float() - velocity).square().mean()
                 loss.backward()
                 wait()
                 rows.append(dict(kernel=name, repeat=repeat, seconds=clock() - start))

@@ -34,8 +34,8 @@ def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Seque
             check_kernel(name, kernel, config, PRECISIONS[ARMS["baseline"].precision], device)
 
     def at_step(step):
-        def each_call(place, q, k, v, o, **options):
-            probe(q, k, v, o, dict(step=step, layer=place[0], kind=place[1]), **options)
+        def each_call(place, q, k, v, o):
+            probe(q, k, v, o, dict(step=step, layer=place[0], kind=place[1]))
 
         return each_call if step in at else None
 
