@@ -27,9 +27,7 @@ def shapes(n: int, size: int, seed: int) -> tuple[torch.Tensor, list[str]]:
     """Draw n images such as "small red circle top left", from a seed.
 
     Args:
-        n: number of images.
-        size: pixels of each side.
-        seed: of sizes, colours, shapes and places.
+        n: number of images. size: pixels of each side. seed: of sizes, colours, shapes and places.
 
     Returns:
         (images, uint8 (n, 3, size, size); their n captions).
@@ -63,9 +61,7 @@ def batches(images: torch.Tensor, captions: list[str], batch: int, seed: int,
 
     Args:
         images: uint8 (n, 3, size, size). captions: n texts.
-        batch: images in a batch, up to n.
-        seed: of the orders.
-        start: number of the first batch to yield.
+        batch: images in a batch, up to n. seed: of the orders. start: number of the first batch to yield.
 
     Yields:
         (images, uint8 (batch, 3, size, size); their captions).

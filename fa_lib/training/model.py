@@ -159,10 +159,8 @@ def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 
     """Draw images with a trained model.
 
     Args:
-        model: the trained model.
-        captions: n texts.
-        seed: of the noise that the images are made from.
-        steps: of the sampler.
+        model: the trained model. captions: n texts.
+        seed: of the noise that the images are made from. steps: of the sampler.
 
     Returns:
         uint8 (n, 3, size, size), on the CPU.

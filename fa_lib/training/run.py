@@ -88,10 +88,7 @@ def check_kernel(name: str, kernel: Callable, config: Config, dtype: torch.dtype
 @contextmanager
 def repeatable(device: str) -> Iterator[None]:
     """Make a computation repeat its bits: one thread on a CPU (results differ between one and two), deterministic code
-    on a GPU.
-
-    Args:
-        device: "cpu" or "cuda".
+    on a GPU. device: "cpu" or "cuda".
     """
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -164,9 +161,7 @@ class Run:
     """The state of a run, and what one step does to it.
 
     Args:
-        spec: what to train.
-        settings: of `settings_of`.
-        folder: of the run.
+        spec: what to train. settings: of `settings_of`. folder: of the run.
 
     Raises:
         ValueError: the kernel cannot do what the model asks.

@@ -117,17 +117,14 @@ def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: i
 
     Args:
         runs: rows of the study's runs, one for each arm.
-        captions: of the images.
-        config: of the models.
-        seed: of the noise.
+        captions: of the images. config: of the models. seed: of the noise.
 
     Returns:
         dict of arm -> uint8 (len(captions), 3, size, size).
     """
     model, out = TextToImage(config, kernels.unfused, 0), {}
     for row in runs.itertuples():
-        last = max(Path(row.at).glob("weights-*.safetensors"))
-        tensors = load_weights(last)
+        tensors = load_weights(max(Path(row.at).glob("weights-*.safetensors")))
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(tensors[name])
@@ -140,11 +137,8 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
     """Time forward + backward passes of the model, kernels in turn.
 
     Args:
-        config: of the model.
-        names: of the kernels, for `kernels.get`.
-        precision: a key of PRECISIONS.
-        repeats: passes for each kernel.
-        device: "cpu" or "cuda".
+        config: of the model. names: of the kernels, for `kernels.get`. precision: a key of PRECISIONS.
+        repeats: passes for each kernel. device: "cpu" or "cuda".
 
     Returns:
         DataFrame: kernel, repeat, seconds. On a CPU they are CPU seconds of one thread, so that other programs do not
