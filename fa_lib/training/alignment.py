@@ -46,14 +46,13 @@ def _matched(a, b, places, count):
     similarity = _units(b, places, count) @ _units(a, places, count).T  # (units of b, units of a)
     _, order = linear_sum_assignment(similarity.numpy(), maximize=True)
     out = {}
-    for name, at in places.items():
-        shape = a[name].shape
-        split = a[name].unflatten(at, (count, -1))
-        out[name] = split.index_select(at, torch.from_numpy(order)).reshape(shape)
+    for name, dim in places.items():
+        split = a[name].unflatten(dim, (count, -1))
+        out[name] = split.index_select(dim, torch.from_numpy(order)).reshape(a[name].shape)
     return out
 
 
 def _units(weights, places, count):
     """What a layer's units hold: (count, numbers), float64."""
-    columns = [weights[name].double().unflatten(at, (count, -1)).movedim(at, 0) for name, at in places.items()]
+    columns = [weights[name].double().unflatten(dim, (count, -1)).movedim(dim, 0) for name, dim in places.items()]
     return torch.cat([x.reshape(count, -1) for x in columns], 1)

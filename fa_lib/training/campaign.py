@@ -134,11 +134,11 @@ def recorded_tables(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
         sha256, of the weights after each of the first steps. directions: pair, seed and the columns of
         `distances.direction`.
     """
-    at = out / "data" / "results"
-    if not (at / f"{NAME}.csv").exists():
+    folder = out / "data" / "results"
+    if not (folder / f"{NAME}.csv").exists():
         return {}
-    more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
-    return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
+    more = {name: pd.read_csv(folder / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
+    return dict(differences=pd.read_csv(folder / f"{NAME}.csv")) | more
 
 
 def _arithmetics(out):
@@ -247,8 +247,8 @@ def bits(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _tables(part, config, folder, executor):
     """The tables of one part; and its runs, with their folders."""
-    own = replace(config, lr=part.lr, optimizer=part.optimizer, weight_decay=part.weight_decay, noise=part.noise)
-    spec, cells = StudySpec(part.seeds, part.steps, part.every, own), folder / "cells"
+    recipe = replace(config, lr=part.lr, optimizer=part.optimizer, weight_decay=part.weight_decay, noise=part.noise)
+    spec, cells = StudySpec(part.seeds, part.steps, part.every, recipe), folder / "cells"
     differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=cells)
     tables = dict(differences=differences, runs=runs.drop(columns="at"))
     tables |= dict(signals=signals(runs, config.heads, cells, executor))

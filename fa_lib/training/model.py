@@ -148,8 +148,8 @@ def noised(
     noise = torch.randn(x.shape, generator=draw)
     # index 0 is all noise; logit-normal: arXiv 2403.03206
     scheme = "logit_normal" if levels == "shifted" else "none"
-    at = compute_density_for_timestep_sampling(scheme, len(x), logit_mean=-1, logit_std=1, generator=draw)
-    timesteps = schedule.timesteps[(at * len(schedule.timesteps)).long()]
+    fraction = compute_density_for_timestep_sampling(scheme, len(x), logit_mean=-1, logit_std=1, generator=draw)
+    timesteps = schedule.timesteps[(fraction * len(schedule.timesteps)).long()]
     # whole numbers, as integers
     return schedule.scale_noise(x, timesteps, noise), timesteps.long(), noise - x
 

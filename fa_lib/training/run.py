@@ -59,8 +59,8 @@ def settings_of(spec: RunSpec) -> dict:
         raise ValueError(f"device: got {spec.device!r}; accepted here is {' or '.join(accepted)}")
     code = code_version(train, [dict(device=spec.device)], uses=[kernels.get(spec.arm.kernel)])[:16]
     version = " ".join([code, *map(importlib.metadata.version, LIBRARIES)])
-    own = dict(seed=spec.seed, steps=spec.steps, every=spec.every, device=spec.device, version=version)
-    return asdict(spec.arm) | asdict(spec.config) | own
+    rest = dict(seed=spec.seed, steps=spec.steps, every=spec.every, device=spec.device, version=version)
+    return asdict(spec.arm) | asdict(spec.config) | rest
 
 
 def check_kernel(name: str, kernel: Callable, config: Config, dtype: torch.dtype, device: str | torch.device) -> None:

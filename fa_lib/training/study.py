@@ -91,22 +91,22 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
         the Q and K projections of its self-attention), seconds, at (its folder).
     """
     run = spec.run(arm, seed)
-    at = Path(folder) / f"{arm}-{seed}-{digest(settings_of(run))[:12]}"
-    result = train(run, at)
+    run_folder = Path(folder) / f"{arm}-{seed}-{digest(settings_of(run))[:12]}"
+    result = train(run, run_folder)
     losses = result["losses"]
     _, zeros, zeros_qk = (result["zero_gradients"] or [[0, np.nan, np.nan]])[0]  # none where step 0 diverged
     return dict(
         kernel=run.arm.kernel, precision=run.arm.precision, dtype=result["dtype"], status=result["status"],
         loss=float(np.mean(losses[-max(1, spec.steps // 10) :])), skipped=result["skipped"], zeros=zeros,
-        zeros_qk=zeros_qk, seconds=result["seconds"], at=str(at),
+        zeros_qk=zeros_qk, seconds=result["seconds"], at=str(run_folder),
     )  # fmt: skip
 
 
 def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
     """List the comparisons of pairs (keys of PAIRS). runs: of `study`, with the arms of each pair."""
-    at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
+    folders = {(row.arm, row.seed): row.at for row in runs.itertuples()}
     return [
-        Job(pair, int(seed), at[PAIRS[pair].arm, seed], at[PAIRS[pair].twin, seed], heads)
+        Job(pair, int(seed), folders[PAIRS[pair].arm, seed], folders[PAIRS[pair].twin, seed], heads)
         for pair in pairs
         for seed in runs.seed.unique()
     ]
