@@ -13,7 +13,7 @@ import pytest
 from fa_lib.execution.paths import ROOT
 from install_locked import hashed, versions
 
-HEAVY = ("jupyterlab", "papermill", "diffusers", "transformers", "datasets", "pytest")
+HEAVY = ("jupyterlab", "papermill", "diffusers", "transformers", "pytest")
 
 
 def run(*words, cwd):

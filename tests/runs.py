@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from fa_lib.execution.paths import ROOT
-from fa_lib.training.config import Config
+from fa_lib.training.config import Arm, Config, RunSpec
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import weights
-from fa_lib.training.spec import Arm, RunSpec
 
 TINY = Config.load("tiny")
 QUICK = replace(TINY, images=32, layers=1)

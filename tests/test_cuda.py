@@ -9,10 +9,9 @@ import torch
 from fa_lib import BF16, FP16, Precision, Tiling, draw, kernels, round_to, sweep
 from fa_lib.experiments.validation import agree
 from fa_lib.kernels.rule import rule
-from fa_lib.training.config import Config
+from fa_lib.training.config import Arm, Config, RunSpec
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import load_weights, weights
-from fa_lib.training.spec import Arm, RunSpec
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for the runs below: read at the first product on a GPU
 pytestmark = [

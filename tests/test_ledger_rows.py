@@ -35,7 +35,7 @@ def weights_in_context():
     table, less = read("08_weights_in_context"), read("08_weights_in_context.less")
     warmup, recipes = Config.load("small").warmup, {"": less.set_index(["pair", "seed"])}
     for part, words in of_training.OTHER_RECIPES.items():
-        rows = campaign.part(campaign.recorded_tables()["differences"], part)
+        rows = campaign.select_study(campaign.recorded_tables()["differences"], part)
         recipes[words] = distances.times_less(rows, warmup)
     return of_training.of_context(table, recipes, "small", warmup)
 

@@ -29,7 +29,6 @@ PARTS = dict(cccl="nvidia-cuda-cccl", crt="nvidia-cuda-crt", cudart="nvidia-cuda
 CONDA = {
     "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},
     "matplotlib": "matplotlib-base",
-    "lightning-fabric": "pytorch-lightning",  # which holds it; conda-forge has no package of its own for it
 }
 
 

@@ -51,7 +51,7 @@ def test_units_in_another_order_compute_the_same_and_are_put_back(layer, model):
         noisy, timesteps, _ = noised(images, 0, 0)
         tokens = model.tokens(["small red circle", "large blue square"])
         with torch.no_grad():
-            return torch.func.functional_call(model, held, (noisy, timesteps, *tokens))
+            return torch.func.functional_call(model, held, (noisy, timesteps, tokens))
 
     torch.manual_seed(0)
     before = velocity(weights)

@@ -42,11 +42,11 @@ def test_the_study_is_kept_part_by_part_and_goes_on(small, tmp_path, monkeypatch
         first = campaign.run_study_parts(["main"], small, folder, out=out)
     assert set(first["differences"].seed) == {0}
     found = campaign.run_study_parts(["main", "lower_rate"], small, folder, out=out)
-    main = campaign.part(found["differences"], "main")
+    main = campaign.select_study(found["differences"], "main")
     assert set(main.seed) == {0, 1} and set(main.step) == {0, 1, 2, 4} and set(main.pair) == {"flash", "perturb"}
     again = main[main.seed == 0].reset_index(drop=True)
-    pd.testing.assert_frame_equal(again, campaign.part(first["differences"], "main"))
-    slow = campaign.part(found["differences"], "lower_rate")
+    pd.testing.assert_frame_equal(again, campaign.select_study(first["differences"], "main"))
+    slow = campaign.select_study(found["differences"], "lower_rate")
     assert set(slow.seed) == {0} and not slow.wasserstein.equals(main[main.pair == "flash"].wasserstein)
     assert set(found["directions"].groupby(["part", "pair"]).seed.nunique().loc["main"]) == {2}
     with monkeypatch.context() as patch:  # a part on another machine
@@ -129,5 +129,5 @@ def test_a_twin_that_two_parts_trained_is_there_once():
     """Each in its own time."""
     parts = dict(part=["main", "orders", "orders", "lower_rate"], arm=["fp32", "fp32", "reversed_keys_fp32", "fp32"])
     table = pd.DataFrame(parts | dict(seed=0, loss=[0.1, 0.1, 0.1, 0.2], seconds=[40.0, 41.0, 42.0, 43.0]))
-    found = campaign.alike(table)
+    found = campaign.same_recipe(table)
     assert list(found.arm) == ["fp32", "reversed_keys_fp32"] and list(found.seconds) == [40.0, 42.0]

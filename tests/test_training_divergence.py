@@ -13,9 +13,9 @@ from safetensors.torch import save
 
 from fa_lib import kernels
 from fa_lib.training import nonfinite
+from fa_lib.training.config import Arm
 from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run_folder import checksum, last_good, load_weights, weights
-from fa_lib.training.spec import Arm
 
 CALLS = []
 
@@ -95,10 +95,10 @@ def model():
 
 
 def trace(model, scale=1.0):
-    """`traced` of a step of one process."""
+    """`traced` of a step."""
     noisy, timesteps, velocity = noised(torch.zeros(2, 3, TINY.image_size, TINY.image_size, dtype=torch.uint8), 0, 0)
-    forward = partial(model, noisy, timesteps, *model.tokens(["a", "b"]))
-    return nonfinite.traced(model, lambda: (forward() - velocity).mul(scale).square().mean(), int)
+    forward = partial(model, noisy, timesteps, model.tokens(["a", "b"]))
+    return nonfinite.traced(model, lambda: (forward() - velocity).mul(scale).square().mean())
 
 
 WHERE = {

@@ -143,29 +143,17 @@ def train(
     seed: Annotated[int, typer.Option(help="of data, noise and initial weights")] = 0,
     steps: Annotated[int, typer.Option(help="of the optimizer")] = 200,
     save_every: Annotated[int, typer.Option(min=1, help="steps between weights written")] = 25,
-    data: Annotated[str, typer.Option(help="shapes, a folder of captioned images or shards, or a hub name")] = "shapes",
-    streaming: Annotated[bool, typer.Option("--streaming", help="never hold the data")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    devices: Annotated[int | None, typer.Option(help="processes; torchrun and srun tell it")] = None,
-    strategy: Annotated[str, typer.Option(help="of several processes: ddp or fsdp")] = "ddp",
 ) -> None:
-    """Train one arm of the study. A killed run can be started again, and ends with the same bits.
-
-    Also under torchrun and srun: torchrun --nproc-per-node 8 -m fa_lib dev train --device cuda --out build/flash.
-    """
+    """Train one arm of the study. A killed run can be started again, and ends with the same bits."""
     with exit_on_error(kept=f"the last checkpoint is kept in {out}: {AGAIN}"):
         from dataclasses import replace
 
         from fa_lib.training.arm import arm_named
-        from fa_lib.training.config import Config
-        from fa_lib.training.preflight import started
-        from fa_lib.training.spec import RunSpec
+        from fa_lib.training.config import Config, RunSpec
 
         changes = {name: value for name, value in (("kernel", kernel), ("precision", precision)) if value}
-        spec = RunSpec(
-            replace(arm_named(arm), **changes), seed, Config.load(config), steps, save_every, source=data,
-            streaming=streaming, device=device, devices=started() if devices is None else devices, strategy=strategy,
-        )  # fmt: skip
+        spec = RunSpec(replace(arm_named(arm), **changes), seed, Config.load(config), steps, save_every, device)
         from fa_lib.training import nonfinite, run  # slow to load: after what can be refused without it
 
         result = run.train(spec, out, progress=True)

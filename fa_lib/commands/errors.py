@@ -33,8 +33,7 @@ def exit_on_error(old: Path | None = None, kept: str = "nothing is kept") -> Ite
         raise
     except ModuleNotFoundError as error:
         extras = {
-            "nbformat": "notebooks", "papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train",
-            "submitit": "cluster",
+            "nbformat": "notebooks", "papermill": "notebooks", "diffusers": "train", "submitit": "cluster",
         }  # fmt: skip
         if error.name not in extras:
             raise

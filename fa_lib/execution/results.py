@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # jobs and `fa-lib dev figures` write no table, and need not 
 STARTED = time.perf_counter()
 LIBRARIES = (
     "torch", "numpy", "numba", "gfloat", "scipy", "pandas", "matplotlib", "diffusers", "transformers",
-    "lightning-fabric",
 )  # fmt: skip
 QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 

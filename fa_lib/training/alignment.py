@@ -12,11 +12,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-UNITS = (  # a layer's name, and its tensors: which dimension of each its units are
+UNITS = (  # a layer's name, and its tensors: which dimension of each its units, or its heads, are
     (r".*\.ff\.net\.", {"0.proj.weight": 0, "0.proj.bias": 0, "2.weight": 1}),
     (r".*\.DenseReluDense\.", {"wi_0.weight": 0, "wi_1.weight": 0, "wo.weight": 1}),
-)
-HEADS = (
     (r".*\.attn[12]\.",
      {**{f"to_{x}.{kind}": 0 for x in "qkv" for kind in ("weight", "bias")}, "to_out.0.weight": 1}),
 )  # fmt: skip
@@ -34,20 +32,13 @@ def aligned(a: Mapping[str, Tensor], b: Mapping[str, Tensor], heads: int) -> dic
         name -> tensor, of a's shapes.
     """
     tensors = dict(a)
-    for places in _layers(a, UNITS):
-        tensors |= _matched(a, b, places, a[next(iter(places))].shape[0])
-    for places in _layers(a, HEADS):
-        tensors |= _matched(a, b, places, heads)
+    for pattern, dimensions in UNITS:
+        for layer in sorted({match.group() for name in a if (match := re.match(pattern, name))}):
+            places = {layer + end: dim for end, dim in dimensions.items() if layer + end in a}
+            if places:
+                count = heads if "attn" in pattern else a[next(iter(places))].shape[0]
+                tensors |= _matched(a, b, places, count)
     return tensors
-
-
-def _layers(weights, kinds):
-    """{tensor's name: dimension} of every layer of some kinds."""
-    for pattern, places in kinds:
-        layers = {match.group() for name in weights if (match := re.match(pattern, name))}
-        for layer in sorted(layers):
-            if dimensions := {layer + end: at for end, at in places.items() if layer + end in weights}:
-                yield dimensions
 
 
 def _matched(a, b, places, count):
@@ -55,14 +46,13 @@ def _matched(a, b, places, count):
     similarity = _units(b, places, count) @ _units(a, places, count).T  # (units of b, units of a)
     _, order = linear_sum_assignment(similarity.numpy(), maximize=True)
     out = {}
-    for name, at in places.items():
-        shape = a[name].shape
-        split = a[name].unflatten(at, (count, -1))
-        out[name] = split.index_select(at, torch.from_numpy(order)).reshape(shape)
+    for name, dim in places.items():
+        split = a[name].unflatten(dim, (count, -1))
+        out[name] = split.index_select(dim, torch.from_numpy(order)).reshape(a[name].shape)
     return out
 
 
 def _units(weights, places, count):
     """What a layer's units hold: (count, numbers), float64."""
-    columns = [weights[name].double().unflatten(at, (count, -1)).movedim(at, 0) for name, at in places.items()]
+    columns = [weights[name].double().unflatten(dim, (count, -1)).movedim(dim, 0) for name, dim in places.items()]
     return torch.cat([x.reshape(count, -1) for x in columns], 1)

@@ -38,8 +38,10 @@ def arithmetic() -> dict[str, str]:
         whose products `half_products` sums in FP32. NONE where there is no such library, or it does not say.
     """
     summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
-    own = dict(torch=torch.__version__, processor=model() or NONE, instructions=torch.backends.cpu.get_cpu_capability())
-    return own | _libraries() | dict(summed_in_fp32=" ".join(summed) or NONE)
+    here = dict(
+        torch=torch.__version__, processor=model() or NONE, instructions=torch.backends.cpu.get_cpu_capability()
+    )
+    return here | _libraries() | dict(summed_in_fp32=" ".join(summed) or NONE)
 
 
 @cache

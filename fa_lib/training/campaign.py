@@ -77,7 +77,7 @@ PARTS = {
 # read at the last step, 300, in the relative L2 distance (the first recipe in the Wasserstein distance, as its ratios
 # were), and two distances are called equal where the 95 % interval of their ratio lies within MARGIN of 1.
 MARGIN = 0.1
-ALIKE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "orders")
+SAME_RECIPE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "orders")
 SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
 CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
@@ -134,11 +134,11 @@ def recorded_tables(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
         sha256, of the weights after each of the first steps. directions: pair, seed and the columns of
         `distances.direction`.
     """
-    at = out / "data" / "results"
-    if not (at / f"{NAME}.csv").exists():
+    folder = out / "data" / "results"
+    if not (folder / f"{NAME}.csv").exists():
         return {}
-    more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
-    return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
+    more = {name: pd.read_csv(folder / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
+    return dict(differences=pd.read_csv(folder / f"{NAME}.csv")) | more
 
 
 def _arithmetics(out):
@@ -180,7 +180,7 @@ def recorded_drawings(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
         return {arm: torch.from_numpy(samples[arm]) for arm in samples}
 
 
-def alike(table: pd.DataFrame) -> pd.DataFrame:
+def same_recipe(table: pd.DataFrame) -> pd.DataFrame:
     """Select the rows of the parts that have the main part's steps and learning rate.
 
     Args:
@@ -189,11 +189,11 @@ def alike(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         DataFrame with its columns but part. Rows that two parts share (a twin's run, trained for both) come once.
     """
-    rows = table[table.part.isin(ALIKE)].drop(columns="part")
+    rows = table[table.part.isin(SAME_RECIPE)].drop(columns="part")
     return rows[~rows.duplicated([name for name in rows if name != "seconds"])].reset_index(drop=True)
 
 
-def part(table: pd.DataFrame, key: str) -> pd.DataFrame:
+def select_study(table: pd.DataFrame, key: str) -> pd.DataFrame:
     """Select the rows of one part of a recorded table: a DataFrame with its columns but part."""
     return table[table.part == key].drop(columns="part").reset_index(drop=True)
 
@@ -208,8 +208,7 @@ def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     Returns:
         DataFrame: arm, seed, step, same (bool); of the steps that both have.
     """
-    own = pd.concat([bits(row.arm, row.seed, row.at) for row in runs.itertuples()], ignore_index=True)
-    joined = own.merge(kept, on=["arm", "seed", "step"], suffixes=("", "_kept"))
+    joined = bits(runs).merge(kept, on=["arm", "seed", "step"], suffixes=("", "_kept"))
     return joined.assign(same=joined.sha256 == joined.sha256_kept)[["arm", "seed", "step", "same"]]
 
 
@@ -229,35 +228,36 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
     return words if same.same.all() else f"{words}; {difference(arithmetic(), recorded)}"
 
 
-def bits(arm: str, seed: int, at: str) -> pd.DataFrame:
-    """Hash the weights files of a run's first EARLY steps.
+def bits(runs: pd.DataFrame) -> pd.DataFrame:
+    """Hash the weights files of the first EARLY steps of runs.
+
+    Args:
+        runs: of `study.study`.
 
     Returns:
         DataFrame: arm, seed, step, sha256 (its first 16 digits).
     """
+    files = [(row, step) for row in runs.itertuples() for step in steps_of(row.at) if step <= EARLY]
     rows = [
-        dict(arm=arm, seed=seed, step=step, sha256=hashlib.sha256(weights(at, step).read_bytes()).hexdigest()[:16])
-        for step in steps_of(at)
-        if step <= EARLY
+        (row.arm, row.seed, step, hashlib.sha256(weights(row.at, step).read_bytes()).hexdigest()[:16])
+        for row, step in files
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["arm", "seed", "step", "sha256"])
 
 
 def _tables(part, config, folder, executor):
     """The tables of one part; and its runs, with their folders."""
-    own = replace(config, lr=part.lr, optimizer=part.optimizer, weight_decay=part.weight_decay, noise=part.noise)
-    spec = StudySpec(part.seeds, part.steps, part.every, own)
-    differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=folder / "cells")
-    first = [bits(row.arm, row.seed, row.at) for row in runs.itertuples()]
+    recipe = replace(config, lr=part.lr, optimizer=part.optimizer, weight_decay=part.weight_decay, noise=part.noise)
+    spec, cells = StudySpec(part.seeds, part.steps, part.every, recipe), folder / "cells"
+    differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=cells)
     tables = dict(differences=differences, runs=runs.drop(columns="at"))
-    tables |= dict(signals=signals(runs, config.heads, folder / "cells", executor))
-    tables |= dict(directions=directions(part.pairs, runs, folder / "cells", executor))
-    return tables | dict(bits=pd.concat(first, ignore_index=True)), runs
+    tables |= dict(signals=signals(runs, config.heads, cells, executor))
+    tables |= dict(directions=directions(part.pairs, runs, cells, executor), bits=bits(runs))
+    return tables, runs
 
 
-def directions(
-    pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "", executor: Executor | None = None
-) -> pd.DataFrame:  # fmt: skip
+def directions(pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "",
+               executor: Executor | None = None) -> pd.DataFrame:  # fmt: skip
     """Compute `distances.direction` of pairs.
 
     Args:
@@ -272,9 +272,8 @@ def directions(
     return table.drop(columns=["folder", "twin", "heads"])
 
 
-def signals(
-    runs: pd.DataFrame, heads: int, cache: str | Path = "", executor: Executor | None = None
-) -> pd.DataFrame:  # fmt: skip
+def signals(runs: pd.DataFrame, heads: int, cache: str | Path = "",
+            executor: Executor | None = None) -> pd.DataFrame:  # fmt: skip
     """Compute `spectra.entropies` of every run.
 
     Args:
@@ -286,15 +285,5 @@ def signals(
         DataFrame: arm, seed, step, since, entropy, least.
     """
     axes = dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()])
-    table = sweep(signal, axes, fixed=dict(heads=heads), cache=cache, executor=executor)
+    table = sweep(entropies, axes, fixed=dict(heads=heads), cache=cache, executor=executor)
     return table.drop(columns=["run", "heads"])
-
-
-def signal(run: tuple[str, int, str], heads: int) -> list[dict]:
-    """Compute `spectra.entropies` of one run (arm, seed, folder), a cell of `signals`.
-
-    Returns:
-        list of dicts: arm, seed, step, since, entropy, least.
-    """
-    arm, seed, at = run
-    return [dict(arm=arm, seed=seed) | row for row in entropies(at, heads)]

@@ -36,10 +36,8 @@ class Job:
     """Two runs to be compared.
 
     Attributes:
-        pair: a key of PAIRS.
-        seed: of both runs.
+        pair: a key of PAIRS. seed: of both runs. heads: of the transformer.
         folder, twin: folders of the run, and of the run that it is compared with.
-        heads: of the transformer.
     """
 
     pair: str
@@ -166,9 +164,14 @@ def less_by_step(table: pd.DataFrame, metric: str = "relative_wasserstein") -> p
     Returns:
         DataFrame: pair (of LOW_PRECISION), seed, step, ratio.
     """
-    wide = table[table.step > 0].pivot_table(index=["seed", "step"], columns="pair", values=metric)
-    ratio = wide.reindex(columns=LOW_PRECISION).div(wide["flash"], axis=0)
-    return ratio.rename_axis(columns="pair").stack().rename("ratio").reset_index()
+    distance = table[table.step > 0].set_index(["seed", "step", "pair"])[metric]
+    return _over_flash(distance).stack().rename("ratio").reset_index()
+
+
+def _over_flash(values):
+    """A column for each of LOW_PRECISION: its values over Flash's. values: a Series with a level pair."""
+    wide = values.unstack("pair").reindex(columns=["flash", *LOW_PRECISION])
+    return wide[[*LOW_PRECISION]].div(wide["flash"], axis=0)
 
 
 def losses(runs: pd.DataFrame) -> pd.Series:
@@ -200,8 +203,8 @@ def times_less(table: pd.DataFrame, start: int) -> pd.DataFrame:
     metric, *others = MEASURES
     columns = dict(ratio=at_end(table, metric), slopes=slopes(table, metric, start))
     columns |= {name: at_end(table, name) for name in others}
-    wide = {name: of.unstack("pair").reindex(columns=["flash", *LOW_PRECISION]) for name, of in columns.items()}
-    rows = {pair: pd.DataFrame({name: of[pair] / of["flash"] for name, of in wide.items()}) for pair in LOW_PRECISION}
+    ratios = {name: _over_flash(values) for name, values in columns.items()}
+    rows = {pair: pd.DataFrame({name: wide[pair] for name, wide in ratios.items()}) for pair in LOW_PRECISION}
     return pd.concat(rows, names=["pair", "seed"]).dropna()  # of runs that diverged there is none
 
 
@@ -218,7 +221,7 @@ def by_measure(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = {}
     for measure in MEASURES:
-        wide = at_end(table, measure).unstack("pair").reindex(columns=["flash", "perturb", *LOW_PRECISION])
-        ratios = wide[[*LOW_PRECISION]].div(wide["flash"], axis=0)
-        rows[measure] = ratios.assign(flash=wide["flash"] / wide["perturb"])
+        distance = at_end(table, measure)
+        wide = distance.unstack("pair").reindex(columns=["flash", "perturb"])
+        rows[measure] = _over_flash(distance).assign(flash=wide["flash"] / wide["perturb"])
     return pd.concat(rows, names=["measure", "seed"]).rename_axis(columns=None)

@@ -99,8 +99,8 @@ def _grown(first: float, nudges: pd.DataFrame) -> dict[int, float]:
 
 def _read(distance: float, nudges: pd.Series, become: pd.Series) -> float:
     """What a distance becomes, read off what nudges do, in logarithms between them."""
-    at = nudges.sort_values()
-    return float(np.exp(np.interp(np.log(distance), np.log(at), np.log(become[at.index]))))
+    nudges = nudges.sort_values()
+    return float(np.exp(np.interp(np.log(distance), np.log(nudges), np.log(become[nudges.index]))))
 
 
 def nudges_of(pair: str) -> list[str]:

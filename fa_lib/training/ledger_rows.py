@@ -81,6 +81,6 @@ def of_speed(here: pd.Series, setting: str, on_gpus: Mapping[str, Mapping[str, p
     rows = [claim("fig8-faster", setting, here)]
     for gpu, by_size in on_gpus.items():
         for size, ratios in by_size.items():
-            of = f"{size}, torch's flash on {gpu}, BF16, {len(ratios)} processes"
-            rows.append(claim("fig8-faster-gpu", of, ratios))
+            where = f"{size}, torch's flash on {gpu}, BF16, {len(ratios)} processes"
+            rows.append(claim("fig8-faster-gpu", where, ratios))
     return rows

@@ -23,8 +23,7 @@ class TextToImage(torch.nn.Module):
 
     Args:
         config: its sizes.
-        kernel: of every attention call of the transformer, called kernel(q, k, v) or, where config.text_mask,
-            kernel(q, k, v, mask=mask); q, k, v are (batch, heads, n, head_dim).
+        kernel: of every attention call of the transformer, called kernel(q, k, v), all (batch, heads, n, head_dim).
         seed: of the initial weights.
     """
 
@@ -67,42 +66,27 @@ class TextToImage(torch.nn.Module):
         for layer, block in enumerate(blocks):
             block.attn1.place, block.attn2.place = (layer, "self"), (layer, "cross")
 
-    def tokens(self, captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn captions into what the text encoder reads.
+    def tokens(self, captions: Sequence[str]) -> torch.Tensor:
+        """Turn captions into what the text encoder reads: bytes, cut or padded, int64 (len(captions), text_bytes)."""
+        options: Any = dict(padding="max_length", truncation=True, return_tensors="pt")
+        return self.tokenizer(list(captions), max_length=self.config.text_bytes, **options).input_ids
 
-        Args:
-            captions: batch texts.
-
-        Returns:
-            (bytes, mask): both int64 (batch, text_bytes); mask is 1 where a caption has a byte, 0 where it is padded.
-        """
-        length = self.config.text_bytes
-        batch = self.tokenizer(
-            list(captions), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
-        )
-        return batch.input_ids, batch.attention_mask
-
-    def forward(
-        self, noisy: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, noisy: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Predict the velocity of noisy images.
 
         Args:
             noisy: (batch, 3, size, size), floating point.
             timesteps: (batch,), from 0 to 1000.
-            tokens, mask: of `tokens`, int64 (batch, text_bytes).
+            tokens: of `tokens`, int64 (batch, text_bytes).
 
         Returns:
             (batch, 3, size, size).
         """
-        text_mask = mask if self.config.text_mask else None
-        encoded = self.text(input_ids=tokens, attention_mask=text_mask)
-        text = encoded.last_hidden_state  # (batch, text_bytes, text_width)
+        text = self.text(input_ids=tokens).last_hidden_state  # (batch, text_bytes, text_width)
         return self.transformer(
             noisy,
             timestep=timesteps,
             encoder_hidden_states=text,
-            encoder_attention_mask=text_mask,
             added_cond_kwargs={"resolution": None, "aspect_ratio": None},
             return_dict=False,
         )[0]
@@ -114,25 +98,24 @@ class Attention:
     Attributes:
         kernel: the function.
         dtypes: the set of Q's dtypes in the calls so far.
-        probe: None, or a function that is called `probe(place, q, k, v, o, **options)` after each call; place is
-            (layer, "self" or "cross"), q, k, v and o are (batch, heads, n, head_dim).
+        probe: None, or a function that is called `probe(place, q, k, v, o)` after each call; place is (layer,
+            "self" or "cross"), q, k, v and o are (batch, heads, n, head_dim).
     """
 
     def __init__(self, kernel: Callable):
         self.kernel, self.dtypes = kernel, set()
         self.probe: Callable[..., None] | None = None
 
-    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, **_):
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, **_):
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         projected = attn.to_q(hidden_states), attn.to_k(context), attn.to_v(context)
         q, k, v = (x.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for x in projected)  # (batch, heads, n, head_dim)
         self.dtypes.add(q.dtype)
-        options = {} if attention_mask is None else dict(mask=attention_mask[:, None].to(q.dtype))
         with torch.autocast(q.device.type, enabled=False):  # the kernel's precision is its own
-            o = self.kernel(q, k, v, **options)
+            o = self.kernel(q, k, v)
             if self.probe is not None:
                 with torch.no_grad():
-                    self.probe(attn.place, *(x.detach() for x in (q, k, v, o)), **options)
+                    self.probe(attn.place, *(x.detach() for x in (q, k, v, o)))
         return attn.to_out[1](attn.to_out[0](o.transpose(1, 2).flatten(2)))
 
 
@@ -150,7 +133,7 @@ def noised(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Add a training step's noise to a batch of images.
 
-    The noise is drawn on the CPU from (seed, step) alone: the same for every arm, device and number of processes.
+    The noise is drawn on the CPU from (seed, step) alone: the same for every arm and device.
 
     Args:
         images: uint8 (batch, 3, size, size).
@@ -165,9 +148,9 @@ def noised(
     noise = torch.randn(x.shape, generator=draw)
     # index 0 is all noise; logit-normal: arXiv 2403.03206
     scheme = "logit_normal" if levels == "shifted" else "none"
-    at = compute_density_for_timestep_sampling(scheme, len(x), logit_mean=-1, logit_std=1, generator=draw)
-    timesteps = schedule.timesteps[(at * len(schedule.timesteps)).long()]
-    # whole numbers, as integers: Fabric would round a floating-point input to the precision of the run
+    fraction = compute_density_for_timestep_sampling(scheme, len(x), logit_mean=-1, logit_std=1, generator=draw)
+    timesteps = schedule.timesteps[(fraction * len(schedule.timesteps)).long()]
+    # whole numbers, as integers
     return schedule.scale_noise(x, timesteps, noise), timesteps.long(), noise - x
 
 
@@ -176,10 +159,8 @@ def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 
     """Draw images with a trained model.
 
     Args:
-        model: the trained model.
-        captions: n texts.
-        seed: of the noise that the images are made from.
-        steps: of the sampler.
+        model: the trained model. captions: n texts.
+        seed: of the noise that the images are made from. steps: of the sampler.
 
     Returns:
         uint8 (n, 3, size, size), on the CPU.
@@ -188,8 +169,8 @@ def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 
     schedule.set_timesteps(steps)
     device = next(model.parameters()).device
     x = torch.randn(len(captions), 3, size, size, generator=generator(seed)).to(device)
-    tokens = [t.to(device) for t in model.tokens(captions)]
+    tokens = model.tokens(captions).to(device)
     for timestep in schedule.timesteps:
-        velocity = model(x, timestep.to(device).expand(len(x)), *tokens)
+        velocity = model(x, timestep.to(device).expand(len(x)), tokens)
         x = schedule.step(velocity.float(), timestep, x, return_dict=False)[0]
     return ((x.clamp(-1, 1) + 1) * 127.5).round().byte().cpu()

@@ -9,34 +9,33 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fa_lib.training.devices import local
 from fa_lib.training.model import TextToImage
 from fa_lib.training.run_folder import last_good, read_result
 
-Least = Callable[[int], int]
 
-
-def bad_weights(model: TextToImage, least: Least) -> str | None:
-    """Find the first tensor of a model's weights with a NaN or an infinity.
+def divergence(folder: Path, step: int, model: TextToImage, loss: Callable[[], torch.Tensor] | None) -> dict:
+    """Build what run.json says of a divergence.
 
     Args:
-        model: the model.
-        least: returns the least of each process's whole number; each process must call `bad_weights`.
+        folder: of the run. step: at which it diverged.
+        model: of the run.
+        loss: of `traced`; None where no pass is to be repeated.
 
     Returns:
-        Its name; None where all weights are finite.
+        dict: step, weights (the name of the first tensor of weights with a NaN or an infinity, or None), the keys of
+        `traced` (None where there is no trace), and last_good, the name of a weights file in `folder`, or None.
     """
-    checks = [(name, local(p).isfinite().all()) for name, p in model.named_parameters()]
-    return _first(checks, least)
+    bad, good = _first((name, p.isfinite().all()) for name, p in model.named_parameters()), last_good(folder)
+    trace = traced(model, loss) if loss else dict(repeated=None, module=None, attention=None)
+    return dict(step=step, weights=bad) | trace | dict(last_good=good.name if good else None)
 
 
-def traced(model: TextToImage, loss: Callable[[], torch.Tensor], least: Least) -> dict:
+def traced(model: TextToImage, loss: Callable[[], torch.Tensor]) -> dict:
     """Repeat a step's forward pass and look at every module's output, in the order in which they come.
 
     Args:
         model: the model.
-        loss: makes the pass, and returns the loss over all processes, a tensor of one number.
-        least: returns the least of each process's whole number; each process must call `traced`.
+        loss: makes the pass, and returns the loss, a tensor of one number.
 
     Returns:
         dict: repeated (whether the loss was not finite again), module (name of the first module whose output is not
@@ -47,11 +46,11 @@ def traced(model: TextToImage, loss: Callable[[], torch.Tensor], least: Least) -
     modules, calls = [], []  # (name or dict, whether it is finite), in order
     names = {module.place: name for name, module in model.named_modules() if hasattr(module, "place")}
 
-    def attention(place, q, k, v, o, **_):
+    def attention(place, q, k, v, o):
         layer, kind = place
-        right = {tensor: x.isfinite().all() for tensor, x in dict(q=q, k=k, v=v, o=o).items()}
-        calls.extend((dict(layer=layer, kind=kind, tensor=tensor), finite) for tensor, finite in right.items())
-        modules.append((names[place], right["o"]))  # q, k and v have been outputs of modules before
+        finite = {tensor: x.isfinite().all() for tensor, x in dict(q=q, k=k, v=v, o=o).items()}
+        calls.extend((dict(layer=layer, kind=kind, tensor=tensor), finite[tensor]) for tensor in finite)
+        modules.append((names[place], finite["o"]))  # q, k and v have been outputs of modules before
 
     def module(name):
         def hook(_, __, output):
@@ -69,32 +68,12 @@ def traced(model: TextToImage, loss: Callable[[], torch.Tensor], least: Least) -
         model.attention.probe = None
         for handle in hooks:
             handle.remove()
-    return dict(repeated=repeated, module=_first(modules, least), attention=_first(calls, least))
+    return dict(repeated=repeated, module=_first(modules), attention=_first(calls))
 
 
-def _first(checks, least):
-    """Return the first item of `checks`, (item, whether it is finite), that is not finite on some process; None where
-    all are finite."""
-    at = least(next((i for i, (_, finite) in enumerate(checks) if not finite), len(checks)))
-    return checks[at][0] if at < len(checks) else None
-
-
-def divergence(folder: Path, step: int, weights: str | None, trace: dict) -> dict:
-    """Build what run.json says of a divergence.
-
-    Args:
-        folder: of the run.
-        step: at which it diverged.
-        weights: of `bad_weights`.
-        trace: of `traced`; {} where no pass was repeated.
-
-    Returns:
-        dict: step, weights, the keys of `traced` (None where there is no trace), and last_good, the name of a weights
-        file in `folder`, or None.
-    """
-    good = last_good(folder)
-    no_trace = dict(repeated=None, module=None, attention=None)
-    return dict(step=step, weights=weights) | no_trace | trace | dict(last_good=good.name if good else None)
+def _first(checks):
+    """Return the first item of `checks`, (item, whether it is finite), that is not finite; None where all are."""
+    return next((item for item, finite in checks if not finite), None)
 
 
 def divergence_sentence(folder: str | Path) -> str:
@@ -114,12 +93,7 @@ def divergence_sentence(folder: str | Path) -> str:
         where = "the output of every module is finite, their loss is not"
     else:
         where = f"{record['module']} is the first module with a NaN or an infinity"
-    call = record["attention"]
-    if call:
+    if call := record["attention"]:
         where += f", layer {call['layer']}, {call['kind']}, {call['tensor']} the first of an attention call"
-    good = (
-        f"the last good weights are {Path(folder) / record['last_good']}"
-        if record["last_good"]
-        else "no weights are good"
-    )
-    return f"diverged at step {record['step']}: {where}; {good}"
+    good = "the last good weights are {}".format(Path(folder) / record["last_good"]) if record["last_good"] else ""
+    return f"diverged at step {record['step']}: {where}; {good or 'no weights are good'}"

@@ -1,30 +1,26 @@
-"""One training run, on Lightning Fabric: on one CPU, one GPU, or several of them by DDP or FSDP, also under torchrun
-and srun. A killed run can be started again and ends with the same bits.
-"""
+"""One training run, on one CPU thread or one CUDA device. Killed and started again, it ends with the same bits."""
 
 import hashlib
+import importlib.metadata
 import io
 import math
+import os
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from lightning_fabric import Fabric
 from safetensors.torch import save
-from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from fa_lib import kernels
 from fa_lib.execution import files
 from fa_lib.execution.fingerprint import code_version
-from fa_lib.training import data, nonfinite, preflight
-from fa_lib.training.devices import begin, gathered, local, reduced, repeatable
+from fa_lib.training import data, nonfinite
+from fa_lib.training.config import OPTIMIZERS, PRECISIONS, Config, RunSpec
 from fa_lib.training.half_products import HalfProducts, slow
 from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run_folder import (
@@ -36,45 +32,92 @@ from fa_lib.training.run_folder import (
     weights,
     write_result,
 )
-from fa_lib.training.spec import OPTIMIZERS, RunSpec
 
+LIBRARIES = ("diffusers", "transformers")
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 
 Watch = Callable[[int], Callable | None]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A run whose arguments were accepted.
+def settings_of(spec: RunSpec) -> dict:
+    """Build the settings that a run's folder keeps.
 
-    Attributes:
-        spec: of the run.
-        kernel: the function that its arm names.
-        settings: of `preflight.settings`, which its folder keeps.
-    """
-
-    spec: RunSpec
-    kernel: Callable
-    settings: dict
-
-
-def prepare(spec: RunSpec) -> Prepared:
-    """Find the kernel of a run, and the version of the code: of this module, of what it imports, and of the kernel.
+    Returns:
+        dict: the fields of the RunSpec, of its Arm and of its Config side by side, and version: of the libraries and of
+        the code, that is of this module, of what it imports, and of the kernel.
 
     Raises:
-        ValueError: there is no such kernel, or an argument does not fit.
+        ValueError: there is no such kernel, or an argument does not fit; it is named, with what is accepted.
     """
-    preflight.check(spec)
-    kernel = kernels.get(spec.arm.kernel)
-    code = code_version(train, [dict(device=spec.device)], uses=[kernel])[:16]
-    return Prepared(spec, kernel, preflight.settings(spec, code))
+    if spec.arm.precision not in PRECISIONS:
+        raise ValueError(f"precision: got {spec.arm.precision!r}; accepted are {', '.join(PRECISIONS)}")
+    for name in ("steps", "every"):
+        value = getattr(spec, name)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}: got {value!r}; accepted is a whole number from 1")
+    if spec.device not in (accepted := ["cpu", *["cuda"] * torch.cuda.is_available()]):
+        raise ValueError(f"device: got {spec.device!r}; accepted here is {' or '.join(accepted)}")
+    code = code_version(train, [dict(device=spec.device)], uses=[kernels.get(spec.arm.kernel)])[:16]
+    version = " ".join([code, *map(importlib.metadata.version, LIBRARIES)])
+    rest = dict(seed=spec.seed, steps=spec.steps, every=spec.every, device=spec.device, version=version)
+    return asdict(spec.arm) | asdict(spec.config) | rest
+
+
+def check_kernel(name: str, kernel: Callable, config: Config, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Refuse a kernel that cannot do what the model will ask: self- and cross-attention, forward and backward.
+
+    It is called on zeros: q (2, heads, tokens, head_dim); k and v the same, or (2, heads, text_bytes, head_dim).
+
+    Raises:
+        ValueError: the kernel raised; with the kernel's message.
+    """
+    for kind, keys in (("self", config.tokens), ("cross", config.text_bytes)):
+        q, k, v = (
+            torch.zeros(2, config.heads, n, config.head_dim, dtype=dtype, device=device, requires_grad=True)
+            for n in (config.tokens, keys, keys)
+        )
+        try:
+            kernel(q, k, v).backward(torch.ones_like(q))
+        except Exception as error:
+            call = f"{kind}-attention of {config.tokens} queries, {keys} keys, head_dim {config.head_dim}"
+            raise ValueError(
+                f"kernel: {name!r} cannot do what the model asks, {call}, {dtype} on {device}, no mask: {error}"
+            ) from error
+
+
+@contextmanager
+def repeatable(device: str) -> Iterator[None]:
+    """Make a computation repeat its bits: one thread on a CPU (results differ between one and two), deterministic code
+    on a GPU. device: "cpu" or "cuda".
+    """
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    # FP32 is FP32, and products of 16-bit formats are summed in it
+    flags = [(cudnn, "allow_tf32"), (matmul, "allow_tf32")]
+    flags += [(matmul, f"allow_{fmt}_reduced_precision_reduction") for fmt in ("fp16", "bf16")]
+    before = [getattr(of, name) for of, name in flags]
+    if device == "cpu":
+        torch.set_num_threads(1)
+    else:
+        # torch reads it once, at the process's first product on a GPU, and refuses to go on where it came too late
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        for of, name in flags:
+            setattr(of, name, False)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict)
+        if device != "cpu":
+            for (of, name), value in zip(flags, before):
+                setattr(of, name, value)
 
 
 def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, progress: bool = False) -> dict:
     """Train one model, from where an interrupted run in `folder` stopped.
 
-    The batch, its noise and its timesteps are those of (seed, step), whatever the arm, the device and the number of
-    processes. On a CPU a run takes one thread.
+    The batch, its noise and its timesteps are those of (seed, step), whatever the arm and the device.
 
     Args:
         spec: what to train, and on what.
@@ -94,159 +137,122 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
             run or a damaged checkpoint, or is in use; before the first step.
     """
-    return run_training(prepare(spec), folder, watch=watch, progress=progress)
-
-
-def run_training(prepared: Prepared, folder: str | Path, *, watch: Watch | None = None, progress: bool = False) -> dict:
-    """Train one model as `train` does, from a run of `prepare`; arguments, result and errors are those of `train`."""
-    spec, folder = prepared.spec, Path(folder)
-    if result := finished(folder, prepared.settings):
+    folder, settings = Path(folder), settings_of(spec)
+    if result := finished(folder, settings):
         return result
-    with repeatable(spec.device), ExitStack() as stack:
-        fabric = begin(spec.arm.precision, spec.device, spec.devices, spec.strategy)
-        run = Run(fabric, prepared, folder)
-        images = _images(spec)
-        problem = ""
-        if fabric.global_rank == 0:
-            try:
-                stack.enter_context(files.locked_folder(folder))
-                result = finished(folder, prepared.settings)  # by the process that held it
-            except ValueError as error:
-                problem = str(error)
-        problem, result = fabric.broadcast((problem, result))
-        if problem:
-            raise ValueError(problem)
-        if result:
-            return result
-        run.resume()
-        batches = images.batches(spec.config.batch, data.mixed(spec.seed, spec.arm.order), start=run.step)
-        halves = HalfProducts(spec.dtype) if spec.device == "cpu" and slow(spec.dtype) else nullcontext()
-        silent = not progress or fabric.global_rank > 0
-        bar = tqdm(total=spec.steps, initial=run.step, unit="step", disable=silent)
-        with halves, bar:
-            while run.step < spec.steps and not run.status:
-                run.advance(*next(batches), watch)
-                bar.update()
-        return run.end()
-
-
-def _images(spec):
-    """The data of a run, of at least a batch."""
-    if spec.source == "shapes":
-        images = data.shapes(spec.config.images, spec.config.image_size, spec.seed)
-    else:
-        images = data.load(spec.source, spec.config.image_size, streaming=spec.streaming)
-    images.check(spec.config.batch, spec.steps, data.mixed(spec.seed, spec.arm.order))
-    return images
+    halves = HalfProducts(spec.dtype) if spec.device == "cpu" and slow(spec.dtype) else nullcontext()
+    with repeatable(spec.device):
+        run = Run(spec, settings, folder)
+        images, captions = data.shapes(spec.config.images, spec.config.image_size, spec.seed)
+        with files.locked_folder(folder):
+            if result := finished(folder, settings):  # by the process that held it
+                return result
+            run.resume()
+            order = data.mixed(spec.seed, spec.arm.order)
+            batches = data.batches(images, captions, spec.config.batch, order, start=run.step)
+            with halves, tqdm(total=spec.steps, initial=run.step, unit="step", disable=not progress) as bar:
+                while run.step < spec.steps and not run.status:
+                    run.advance(*next(batches), watch)
+                    bar.update()
+            return run.end()
 
 
 class Run:
-    """The state of a run, and what one step does to it."""
+    """The state of a run, and what one step does to it.
 
-    def __init__(self, fabric: Fabric, prepared: Prepared, folder: Path):
-        spec, kernel, self.settings = prepared.spec, prepared.kernel, prepared.settings
-        self.fabric, self.folder, self.started = fabric, folder, time.monotonic()
-        self.seed, self.config, self.dtype, arm = spec.seed, spec.config, spec.dtype, spec.arm
+    Args:
+        spec: what to train. settings: of `settings_of`. folder: of the run.
+
+    Raises:
+        ValueError: the kernel cannot do what the model asks.
+    """
+
+    def __init__(self, spec: RunSpec, settings: dict, folder: Path):
+        self.spec, self.config, self.dtype = spec, spec.config, spec.dtype
+        self.settings, self.folder, self.started = settings, folder, time.monotonic()
         self.checkpoints = frozenset(checkpoints(spec.steps, spec.every))
-        preflight.check_kernel(arm.kernel, kernel, self.config, self.dtype, fabric.device)
-        self.model = TextToImage(self.config, kernel, data.mixed(self.seed, arm.init))
+        arm, kernel = spec.arm, kernels.get(spec.arm.kernel)
+        check_kernel(arm.kernel, kernel, self.config, self.dtype, spec.device)
+        self.model = TextToImage(self.config, kernel, data.mixed(spec.seed, arm.init))
         if arm.perturb:
-            draw = data.generator(self.seed, 1)
+            draw = data.generator(spec.seed, 1)
             for p in self.model.parameters():
                 factor = 1 + arm.perturb * torch.randn(p.shape, generator=draw, dtype=torch.float64)
                 p.data.copy_(p.detach().double() * factor)
-        self.parallel = fabric.setup_module(self.model)  # first: FSDP puts other parameters in
-        of, lr, decay = OPTIMIZERS[self.config.optimizer], self.config.lr, self.config.weight_decay
-        bare = of(self.model.parameters(), lr=lr, weight_decay=decay)
-        self.optimizer: Any = fabric.setup_optimizers(bare)  # Any: its type is a tuple's too, of several optimizers
-        self.scaler = getattr(fabric._precision, "scaler", None)
+        self.model.to(spec.device, torch.float64 if arm.precision == "64-true" else torch.float32)
+        optimizer = OPTIMIZERS[self.config.optimizer]
+        self.optimizer = optimizer(self.model.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
+        self.scaler = torch.amp.GradScaler(spec.device, enabled=arm.precision == "16-mixed")
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
         self.divergence = None
-        torch.manual_seed(self.seed)
+        torch.manual_seed(spec.seed)
 
     def advance(self, images: torch.Tensor, captions: list[str], watch: Watch | None) -> None:
-        """Make one step on this process's share of a batch: images, uint8 (batch, 3, size, size), and captions.
-        Raise a RuntimeError where attention ran in another dtype than the run's."""
-        config, fabric = self.config, self.fabric
-        own = slice(fabric.global_rank, None, fabric.world_size)
-        tensors = *noised(images, self.seed, self.step, config.noise), *self.model.tokens(captions)
-        inputs = [fabric.to_device(x[own]) for x in tensors]
+        """Make one step on a batch: images, uint8 (batch, 3, size, size), and captions. Raise a RuntimeError where
+        attention ran in another dtype than the run's."""
+        config, model = self.config, self.model
+        tensors = *noised(images, self.spec.seed, self.step, config.noise), model.tokens(captions)
+        inputs = [x.to(self.spec.device) for x in tensors]
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1, (self.step + 1) / (config.warmup + 1))
-        self.model.attention.probe = watch(self.step) if watch else None
+        model.attention.probe = watch(self.step) if watch else None
         loss = self.loss(*inputs)
-        if self.model.attention.dtypes != {self.dtype}:
-            raise RuntimeError(f"attention ran in {self.model.attention.dtypes}, and not in {self.dtype}")
-        self.losses.append(reduced(fabric, loss.detach()).item())
+        if model.attention.dtypes != {self.dtype}:
+            raise RuntimeError(f"attention ran in {model.attention.dtypes}, and not in {self.dtype}")
+        self.losses.append(loss.item())
         if not math.isfinite(self.losses[-1]):
             del loss  # and what its backward pass would have needed
-            self.diverge(lambda: reduced(fabric, self.loss(*inputs).detach()))
+            self.diverge(lambda: self.loss(*inputs).detach())
             return
-        fabric.backward(loss)
-        if self.step % self.settings["every"] == 0:
+        self.scaler.scale(loss).backward()
+        if self.step % self.spec.every == 0:
             self.zeros.append([self.step, *self.zero_gradients()])
-        scale = self.scaler.get_scale() if self.scaler else 1.0
-        self.optimizer.step()
-        self.skipped += bool(self.scaler and self.scaler.get_scale() < scale)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped += self.scaler.get_scale() < scale
         self.optimizer.zero_grad()
         self.step += 1
         if self.step in self.checkpoints:
-            if not self.sum([(~local(p).isfinite()).sum() for p in self.model.parameters()]):
+            if all(p.isfinite().all() for p in model.parameters()):
                 self.save()
             else:  # the loss was finite, what it moved the weights to is not
                 self.diverge()
 
-    def loss(self, noisy, timesteps, velocity, tokens, mask) -> torch.Tensor:
+    def loss(self, noisy, timesteps, velocity, tokens) -> torch.Tensor:
         """Compute the mean square error of the model's velocity, a tensor of one number; of `forward`'s inputs."""
-        return (self.parallel(noisy, timesteps, tokens, mask) - velocity.to(noisy.dtype)).square().mean()
+        with torch.autocast(self.spec.device, dtype=self.dtype, enabled="mixed" in self.spec.arm.precision):
+            predicted = self.model(noisy.to(self.dtype), timesteps, tokens)
+        return (predicted.float() - velocity).square().mean()
 
     def diverge(self, loss: Callable[[], torch.Tensor] | None = None) -> None:
         """End the run at this step, and find out why. loss: makes the step's forward pass again."""
         self.status = f"diverged at step {self.step}"
-        weights = nonfinite.bad_weights(self.model, self.least)
-        trace = nonfinite.traced(self.model, loss, self.least) if loss else {}
-        self.divergence = nonfinite.divergence(self.folder, self.step, weights, trace)
-
-    def least(self, number: int) -> int:
-        """Return the least of a whole number over the processes."""
-        return int(reduced(self.fabric, torch.tensor(number, device=self.fabric.device), "min"))
+        self.divergence = nonfinite.divergence(self.folder, self.step, self.model, loss)
 
     def zero_gradients(self) -> list[float]:
         """Shares of exactly zero gradients: in the transformer, and in its self-attention's Q and K projections."""
         parameters: Any = self.model.transformer.named_parameters()  # after a backward pass: each has a gradient
-        gradients = {n: local(p.grad) for n, p in parameters}
-        groups = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
-        return [self.sum([(g == 0).sum() for g in group]) / self.sum([g.numel() for g in group]) for group in groups]
-
-    def sum(self, counts) -> int:
-        """Sum counts, over the processes too."""
-        own = torch.tensor(sum(map(int, counts)), device=self.fabric.device)
-        return int(reduced(self.fabric, own, "sum"))
-
-    def state(self) -> dict:
-        """Collect what a resumed run needs: model, optimizer, scaler, rng (state dicts), rest (numbers)."""
-        rng = {"cpu": torch.get_rng_state()}
-        if self.fabric.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state()
-        scaler = self.scaler.state_dict() if self.scaler else {}
-        numbers = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
-        numbers |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
-        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        return dict(model=model, optimizer=optimizer, scaler=scaler, rng=rng, rest=numbers)
+        gradients = {n: p.grad for n, p in parameters}
+        groups = [*gradients.values()], [g for n, g in gradients.items() if n.endswith(_QK)]
+        return [sum(int((g == 0).sum()) for g in group) / sum(g.numel() for g in group) for group in groups]
 
     def save(self) -> None:
-        """Write the weights and resume.ckpt: each file is complete or not there."""
-        state = tree_map(partial(gathered, first=self.fabric.global_rank == 0), self.state())
-        if self.fabric.global_rank == 0:
-            tensors = {n: state["model"][n].contiguous() for n, _ in self.model.named_parameters()}
-            with files.replacing(weights(self.folder, self.step)) as path:
-                path.write_bytes(save(tensors, {"sha256": checksum(tensors)}))
-            file = io.BytesIO()
-            torch.save(state, file)
-            file.write(hashlib.sha256(file.getbuffer()).digest())  # torch.load checks nothing
-            with files.replacing(self.folder / "resume.ckpt") as path:
-                path.write_bytes(file.getbuffer())
-        self.fabric.barrier()
+        """Write the weights and resume.ckpt, all that a resumed run needs: each file is complete or not there."""
+        tensors = {name: p.detach().cpu().contiguous() for name, p in self.model.named_parameters()}
+        with files.replacing(weights(self.folder, self.step)) as path:
+            path.write_bytes(save(tensors, {"sha256": checksum(tensors)}))
+        states = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scaler")}
+        rng = {"cpu": torch.get_rng_state()}
+        if self.spec.device == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state()
+        numbers = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
+        numbers |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
+        file = io.BytesIO()
+        torch.save(states | dict(rng=rng, numbers=numbers), file)
+        file.write(hashlib.sha256(file.getbuffer()).digest())  # torch.load checks nothing
+        with files.replacing(self.folder / "resume.ckpt") as path:
+            path.write_bytes(file.getbuffer())
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint; where there is none, write the first one.
@@ -255,24 +261,22 @@ class Run:
             ValueError: it is damaged, or of another run; or weights from before it are gone.
         """
         path = self.folder / "resume.ckpt"
-        if not self.fabric.broadcast(path.exists()):
+        if not path.exists():
             self.save()
             return
         try:
-            state = np.memmap(path, mode="r")
-            if hashlib.sha256(state[:-32].data).digest() != state[-32:].tobytes():
+            content = path.read_bytes()
+            if hashlib.sha256(content[:-32]).digest() != content[-32:]:
                 raise ValueError("its checksum does not fit")
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            numbers, rng = checkpoint["rest"], checkpoint["rng"]
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            numbers, rng = checkpoint["numbers"], checkpoint["rng"]
         except Exception as error:
             raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
         refuse_another(numbers["settings"], self.settings, path)
         if sentence := missing_of(self.folder, numbers | dict(status="interrupted")):
             raise ValueError(sentence)
-        if numbers["step"]:  # at 0 there is no optimizer's state, and asked to load none, FSDP makes one
-            self.fabric.load(path, dict(model=self.parallel, optimizer=self.optimizer), weights_only=True)
-        if self.scaler:
-            self.scaler.load_state_dict(checkpoint["scaler"])
+        for name in ("model", "optimizer", "scaler"):
+            getattr(self, name).load_state_dict(checkpoint[name])
         torch.set_rng_state(rng["cpu"])
         if "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
@@ -288,13 +292,10 @@ class Run:
         result = dict(settings=self.settings, status=self.status or "done", losses=self.losses, skipped=self.skipped)
         result |= dict(zero_gradients=self.zeros, dtype=str(self.dtype).removeprefix("torch."))
         result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2), divergence=self.divergence)
-        missing = self.fabric.broadcast(missing_of(self.folder, result))
-        if missing:
+        if missing := missing_of(self.folder, result):
             raise ValueError(missing)
-        if self.fabric.global_rank == 0:
-            with files.replacing(self.folder / "run.json") as path:
-                write_result(path, result)
-            for path in [*self.folder.glob(".*"), self.folder / "resume.ckpt"]:
-                path.unlink(missing_ok=True)  # what a killed run left half-written too
-        self.fabric.barrier()
+        with files.replacing(self.folder / "run.json") as path:
+            write_result(path, result)
+        for path in [*self.folder.glob(".*"), self.folder / "resume.ckpt"]:
+            path.unlink(missing_ok=True)  # what a killed run left half-written too
         return result

@@ -18,23 +18,25 @@ from fa_lib.training.run_folder import load_weights, steps_of, weights
 _LAYERS = "transformer.transformer_blocks.{}.attn1."
 
 
-def entropies(folder: str | Path, heads: int) -> list[dict]:
+def entropies(run: tuple[str, int, str | Path], heads: int) -> list[dict]:
     """Compute the spectral entropy of a run's updates of Q and K.
 
     Args:
-        folder: of the run.
+        run: its arm, seed and folder.
         heads: of the transformer.
 
     Returns:
-        list of dicts, one for each weights file but the first: step, since (the step of the file before), entropy
-        (mean over layers and heads), least (the smallest of them).
+        list of dicts, one for each weights file but the first: arm, seed, step, since (the step of the file before),
+        entropy (mean over layers and heads), least (the smallest of them).
     """
+    arm, seed, folder = run
     steps, rows = steps_of(folder), []
     before = load_weights(weights(folder, steps[0]))
     for since, step in zip(steps, steps[1:]):
         now = load_weights(weights(folder, step))
         values = torch.cat([entropy(*of) for of in _projections(before, now, heads)])
-        rows.append(dict(step=step, since=since, entropy=values.mean().item(), least=values.min().item()))
+        row = dict(arm=arm, seed=seed, step=step, since=since)
+        rows.append(row | dict(entropy=values.mean().item(), least=values.min().item()))
         before = now
     return rows
 

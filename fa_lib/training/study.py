@@ -15,14 +15,11 @@ from fa_lib.execution.fingerprint import digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
-from fa_lib.training.config import Config
-from fa_lib.training.devices import repeatable
+from fa_lib.training.config import PRECISIONS, Config, RunSpec
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.model import TextToImage, noised, sample
-from fa_lib.training.preflight import check_kernel
-from fa_lib.training.run import prepare, run_training
+from fa_lib.training.run import check_kernel, repeatable, settings_of, train
 from fa_lib.training.run_folder import load_weights
-from fa_lib.training.spec import PRECISIONS, RunSpec
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class StudySpec:
 
     Attributes:
         seeds: how many, from 0.
-        steps, every, config, source, device: as of a RunSpec.
+        steps, every, config, device: as of a RunSpec.
         kernel_of: arm -> name of a kernel, where it is not the arm's own.
     """
 
@@ -40,17 +37,15 @@ class StudySpec:
     every: int
     config: Config
     kernel_of: Mapping[str, str] = field(default_factory=dict)
-    source: str = "shapes"
     device: str = "cpu"
 
     def run(self, arm: str, seed: int) -> RunSpec:
-        """Build the RunSpec of one run of the study, on one device.
+        """Build the RunSpec of one run of the study.
 
         Raises:
             ValueError: there is no such arm.
         """
-        settings = arm_named(arm, self.kernel_of)
-        return RunSpec(settings, seed, self.config, self.steps, self.every, source=str(self.source), device=self.device)
+        return RunSpec(arm_named(arm, self.kernel_of), seed, self.config, self.steps, self.every, self.device)
 
 
 def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
@@ -76,9 +71,10 @@ def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
     names = {name for pair in chosen.values() for name in (pair.arm, pair.twin)}
     names = sorted(names, key=lambda name: (not ARMS[name].precision.startswith(("16", "32")), list(ARMS).index(name)))
     for name in names:
-        run = prepare(spec.run(name, 0))
+        run = spec.run(name, 0)
+        settings_of(run)
         with repeatable(spec.device):
-            check_kernel(run.spec.arm.kernel, run.kernel, spec.config, run.spec.dtype, spec.device)
+            check_kernel(run.arm.kernel, kernels.get(run.arm.kernel), spec.config, run.dtype, spec.device)
     fixed = dict(spec=spec, folder=str(folder))
     runs = sweep(train_arm, dict(seed=range(spec.seeds), arm=names), fixed=fixed, executor=executor)
     runs = runs.drop(columns=["folder", *asdict(spec)])
@@ -94,23 +90,23 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
         loss scaler), zeros and zeros_qk (share of exactly zero gradients at the first step, in the transformer and in
         the Q and K projections of its self-attention), seconds, at (its folder).
     """
-    run = prepare(spec.run(arm, seed))
-    at = Path(folder) / f"{arm}-{seed}-{digest(run.settings)[:12]}"
-    result = run_training(run, at)
+    run = spec.run(arm, seed)
+    run_folder = Path(folder) / f"{arm}-{seed}-{digest(settings_of(run))[:12]}"
+    result = train(run, run_folder)
     losses = result["losses"]
     _, zeros, zeros_qk = (result["zero_gradients"] or [[0, np.nan, np.nan]])[0]  # none where step 0 diverged
     return dict(
-        kernel=run.spec.arm.kernel, precision=run.spec.arm.precision, dtype=result["dtype"], status=result["status"],
+        kernel=run.arm.kernel, precision=run.arm.precision, dtype=result["dtype"], status=result["status"],
         loss=float(np.mean(losses[-max(1, spec.steps // 10) :])), skipped=result["skipped"], zeros=zeros,
-        zeros_qk=zeros_qk, seconds=result["seconds"], at=str(at),
+        zeros_qk=zeros_qk, seconds=result["seconds"], at=str(run_folder),
     )  # fmt: skip
 
 
 def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
     """List the comparisons of pairs (keys of PAIRS). runs: of `study`, with the arms of each pair."""
-    at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
+    folders = {(row.arm, row.seed): row.at for row in runs.itertuples()}
     return [
-        Job(pair, int(seed), at[PAIRS[pair].arm, seed], at[PAIRS[pair].twin, seed], heads)
+        Job(pair, int(seed), folders[PAIRS[pair].arm, seed], folders[PAIRS[pair].twin, seed], heads)
         for pair in pairs
         for seed in runs.seed.unique()
     ]
@@ -121,17 +117,14 @@ def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: i
 
     Args:
         runs: rows of the study's runs, one for each arm.
-        captions: of the images.
-        config: of the models.
-        seed: of the noise.
+        captions: of the images. config: of the models. seed: of the noise.
 
     Returns:
         dict of arm -> uint8 (len(captions), 3, size, size).
     """
     model, out = TextToImage(config, kernels.unfused, 0), {}
     for row in runs.itertuples():
-        last = max(Path(row.at).glob("weights-*.safetensors"))
-        tensors = load_weights(last)
+        tensors = load_weights(max(Path(row.at).glob("weights-*.safetensors")))
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(tensors[name])
@@ -144,11 +137,8 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
     """Time forward + backward passes of the model, kernels in turn.
 
     Args:
-        config: of the model.
-        names: of the kernels, for `kernels.get`.
-        precision: a key of PRECISIONS.
-        repeats: passes for each kernel.
-        device: "cpu" or "cuda".
+        config: of the model. names: of the kernels, for `kernels.get`. precision: a key of PRECISIONS.
+        repeats: passes for each kernel. device: "cpu" or "cuda".
 
     Returns:
         DataFrame: kernel, repeat, seconds. On a CPU they are CPU seconds of one thread, so that other programs do not
@@ -163,11 +153,11 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
     with repeatable("cpu"):  # one thread
         for repeat in range(-1, repeats):  # the first one warms up
             for name, model in models.items():
-                tokens = [t.to(device) for t in model.tokens(["small red circle top left"] * config.batch)]
+                tokens = model.tokens(["small red circle top left"] * config.batch).to(device)
                 wait()
                 start = clock()
                 with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-                    loss = (model(noisy, timesteps, *tokens).float() - velocity).square().mean()
+                    loss = (model(noisy, timesteps, tokens).float() - velocity).square().mean()
                 loss.backward()
                 wait()
                 rows.append(dict(kernel=name, repeat=repeat, seconds=clock() - start))

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from fa_lib.execution.paths import ROOT
-from fa_lib.training.config import Config
+from fa_lib.training.config import Arm, Config, RunSpec
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import weights
-from fa_lib.training.spec import Arm, RunSpec
 
 CONFIG = Config.load("tiny", images=8, layers=1, text_layers=1, image_size=8)
 CALLS = []
@@ -91,7 +90,7 @@ def test_a_run_that_diverges_does_not_end_well(tmp_path):
     config = tmp_path / "x.yaml"
     config.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in vars(CONFIG).items()))
     words = ["--kernel", "test_training:blown", "--config", config, "--steps", "5", "--out", tmp_path / "out"]
-    path = os.pathsep.join([str(ROOT), os.path.dirname(__file__)])
+    path = os.pathsep.join([str(ROOT), os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-m", "fa_lib", "dev", "train", *words], cwd=ROOT, capture_output=True,
                           text=True, env=os.environ | dict(PYTHONPATH=path))  # fmt: skip
     assert done.returncode == 2 and "fa-lib: diverged at step 3" in done.stderr, done.stderr

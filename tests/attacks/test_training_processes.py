@@ -1,4 +1,4 @@
-"""Training in processes of its own, killed and started again. Several processes on one run: tests/cluster."""
+"""Training in processes of its own, killed and started again."""
 
 import subprocess
 import sys

@@ -1,7 +1,6 @@
 """On a real Slurm of two nodes: sweeps, training, notebooks; preempted, killed, failing and interrupted."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -92,18 +91,6 @@ def test_of_a_preempted_and_a_killed_job_only_the_call_they_were_in_is_made_agai
     begun = {i: (tmp_path / str(i)).read_text().split() for i in range(10)}
     assert [len(begun[i]) for i in range(10)] == [1, 2, 1, 2, 1, 1, 1, 1, 1, 1]
     assert begun[0] == begun[1][:1] == begun[1][1:] and begun[2] == begun[3][:1] != begun[3][1:]
-
-
-def test_one_run_on_two_nodes_by_srun_has_the_bits_of_two_processes_here(tmp_path):
-    train = [sys.executable, "-m", "fa_lib", "dev", "train", "--config", "tiny", "--steps", "8", "--save-every", "4"]
-    srun = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=1G"]
-    for at, words in (("here", [*train, "--devices", "2"]), ("there", [*srun, *train])):
-        # loopback's nodes have no names that resolve
-        env = os.environ | dict(MASTER_ADDR="127.0.0.1") if at == "there" else None
-        words = [*words, "--out", str(tmp_path / at)]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env)
-        assert done.returncode == 0, done.stderr
-    assert same_weights(tmp_path / "here", tmp_path / "there", 8)
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):

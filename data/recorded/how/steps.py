@@ -96,7 +96,7 @@ def speed(device: str, scale: str, out: Path) -> None:
     from fa_lib.training.config import Config
     from fa_lib.training.study import faster, timing
 
-    sizes, repeats = (("small", "large"), 50) if device == "cuda" else (("tiny",), 5)  # xlarge takes more than 80 GB
+    sizes, repeats = (("small", "large"), 50) if device == "cuda" else (("tiny",), 5)
     processes, tables = 3 if device == "cuda" else 1, []
     for process in range(processes):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -5,11 +5,8 @@ from collections.abc import Sequence
 
 from attention_check.probe.probe import Probe
 from fa_lib.training.arm import ARMS
-from fa_lib.training.config import Config
-from fa_lib.training.devices import repeatable
-from fa_lib.training.preflight import check_kernel
-from fa_lib.training.run import train
-from fa_lib.training.spec import PRECISIONS, RunSpec
+from fa_lib.training.config import PRECISIONS, Config, RunSpec
+from fa_lib.training.run import check_kernel, repeatable, train
 
 
 def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Sequence[str],
@@ -37,8 +34,8 @@ def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Seque
             check_kernel(name, kernel, config, PRECISIONS[ARMS["baseline"].precision], device)
 
     def at_step(step):
-        def each_call(place, q, k, v, o, **options):
-            probe(q, k, v, o, dict(step=step, layer=place[0], kind=place[1]), **options)
+        def each_call(place, q, k, v, o):
+            probe(q, k, v, o, dict(step=step, layer=place[0], kind=place[1]))
 
         return each_call if step in at else None
 
