@@ -88,8 +88,8 @@ class TensorCore(Dot):
         return replace(core, two_level=two_level)
 
     def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.summed`. Where there is an infinity one block comes after the other: it
-        may meet the opposite infinity of a sum that overflowed in an earlier block, which gives NaN."""
+        """Compute c + a b, (batch, m, n), as `Dot.summed`. An infinity may meet the opposite infinity of a sum that
+        overflowed in an earlier block, which gives NaN: where there is one, blocks are summed one by one."""
         k, rule = a.shape[-1], (self.inputs.emin, self.block, self.F, self.two_level or 0)
         step = k if self.two_level or all(x.sum().isfinite() for x in (a, b, c)) else self.block
         for first in range(0, k, max(1, step)):

@@ -1,4 +1,4 @@
-"""What theory says of an attention's error: the law, each output's own tolerance, inputs that make most of it."""
+"""What theory says of an attention's error: the law, and inputs that make most of it."""
 
 from fa_lib.theory.law import (
     bits,

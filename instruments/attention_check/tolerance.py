@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from attention_check.tolerance_sums import largest_partial_sum, repeats, spread_of_terms, weighted_values
 from fa_lib import kernels
 from fa_lib.kernels.options import Options, Scores
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, nonzero
 from fa_lib.numerics.formats import FP32, FP64, Format, FormatLike
 from fa_lib.theory.rounding_counts import ALGORITHMS, weights
-from fa_lib.theory.tolerance_sums import largest_partial_sum, repeats, spread_of_terms, weighted_values
 
 BLOCK = 64  # keys of a tile, where nothing is said
 PART = 16  # keys that a part of split keys has at least
