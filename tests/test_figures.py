@@ -13,7 +13,6 @@ from marks import caption, message, missing, texts
 
 from fa_lib import sweep
 from fa_lib.execution.paths import RESULTS, ROOT
-from fa_lib.experiments.law import VALUES
 from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, tiles_of_sram, wide
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.precision import Precision
@@ -22,9 +21,9 @@ from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots import style
 from fa_lib.plots.algorithm_changes import algorithm_changes
-from fa_lib.plots.captions import settings
+from fa_lib.plots.captions import settings_caption
 from fa_lib.plots.style import band, dots
-from fa_lib.theory.law import expected
+from fa_lib.theory.law import VALUES_OF, expected
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def drawn(request):
     """A figure of a table."""
 
     def draw(name, table):
-        figure = FIGURES[name](table, settings(table))
+        figure = FIGURES[name](table, settings_caption(table))
         request.addfinalizer(lambda: plt.close(figure))
         return figure
 
@@ -148,7 +147,7 @@ def test_the_relative_error_of_flash_grows_on_both_inputs_as_the_law_has_it():
     table = committed("04_sequence_length").query("kernel == 'flash' and against == 'golden' and fmt == 'FP16'")
     for distribution, rows in table.groupby("distribution"):
         mean = rows.groupby("tiles").relative.mean()
-        law = [expected(Precision.uniform("FP16"), tiles=t, values=VALUES[distribution]) for t in mean.index]
+        law = [expected(Precision.uniform("FP16"), tiles=t, values=VALUES_OF[distribution]) for t in mean.index]
         assert (mean.diff().dropna() > 0).all() and (law / mean).loc[4:64].between(0.8, 1.25).all()
 
 
@@ -280,7 +279,7 @@ def test_figure_5_draws_means_and_ranges(drawn):
             assert not missing(of_seeds(first, ["n"], column), below).size
         law = [line for line in last.get_lines() if line.get_linestyle() == "--"]
         assert [line.get_ydata()[0] for line in law] == [  # of today's code: figure 5 once had an older law
-            expected(Precision.uniform("BF16"), tiles=2, values=VALUES[rows.distribution.iloc[0]]) * 2**8
+            expected(Precision.uniform("BF16"), tiles=2, values=VALUES_OF[rows.distribution.iloc[0]]) * 2**8
         ]
         named = [text.get_text() for text in last.get_xticklabels()]
         assert named == [f"{n}\n{tiles}" for n, tiles in rows.groupby("n").tiles.first().items()]
@@ -313,7 +312,7 @@ def test_figure_6_draws_means_and_ranges(drawn):
 def test_captions_say_every_setting_that_the_paper_leaves_out(name, drawn):
     table = committed(name)
     said = caption(drawn(name, table))
-    assert said.startswith(settings(table))
+    assert said.startswith(settings_caption(table))
     columns = dict(N="n", d="head_dim", B_c="block_kv", heads="heads")
     least = [f"{name} = {table[column].min()}" for name, column in columns.items()]
     words = [*least, f"{table.seed.nunique()} seeds", f"({table.algorithm[0]})", "softmax inside in FP32"]

@@ -3,12 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from fa_lib import kernels
-from fa_lib.kernels.inputs import draw
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.kernels.tiling import Tiling
@@ -123,37 +121,19 @@ class Found:
 def compare(setting: ExplorerSettings) -> Found:
     """Compute the errors of Flash and Baseline to the golden value."""
     s = setting
-    source = s.distribution, s.seed, s.n, s.head_dim
-    q, k, v = _inputs(*source)  # (1, 1, n, head_dim) each
-    options: dict[str, Any] = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
-    flash = kernels.tiled(q, k, v, algorithm=s.algorithm, rows=s.tiling.block_q, **options)
-    outs = {
-        "flash": (flash, s.precision.inputs),
-        "baseline": (_baseline(*source, s.causal, s.fmt, s.precision.products), s.fmt),
-    }
-    golden = {key: _golden(*source, s.causal, inputs) for key, (_, inputs) in outs.items()}
+    problem = _problem(s.distribution, s.seed, s.n, s.head_dim, s.causal)
+    flash = problem.tiled(s.tiling, s.precision, s.algorithm, rows=s.tiling.block_q)  # (1, 1, n, head_dim)
+    baseline = problem.reference(replace(Precision.materialized(s.fmt), products=s.precision.products))
+    golden = {"flash": problem.golden_of(s.precision.inputs), "baseline": problem.golden_of(s.fmt)}
+    outs = {"flash": flash, "baseline": baseline}
     return Found(
-        {key: (out - golden[key])[0, 0] for key, (out, _) in outs.items()},
-        {key: deviation(out, golden[key], s.fmt) for key, (out, _) in outs.items()},
-        kernels.rescales(q, k, **options).double().mean().item(),
-        -(-k.shape[-2] // s.tiling.block_kv),
+        {key: (out - golden[key])[0, 0] for key, out in outs.items()},
+        {key: deviation(out, golden[key], s.fmt) for key, out in outs.items()},
+        problem.rescales(s.tiling, s.precision),
+        -(-problem.k.shape[-2] // s.tiling.block_kv),
     )
 
 
-# Caches: where one control is moved back and forth, the results that it does not change are not computed again.
-
-
-@lru_cache(4)
-def _inputs(distribution, seed, n, head_dim):
-    return draw(distribution, seed, (1, 1, n, head_dim))
-
-
-@lru_cache(4)
-def _golden(distribution, seed, n, head_dim, causal, inputs):
-    return kernels.golden(*_inputs(distribution, seed, n, head_dim), inputs=inputs, causal=causal)
-
-
-@lru_cache(4)
-def _baseline(distribution, seed, n, head_dim, causal, fmt, products):
-    precision = replace(Precision.materialized(fmt), products=products)
-    return kernels.reference(*_inputs(distribution, seed, n, head_dim), precision=precision, causal=causal)
+@lru_cache(4)  # where one control is moved back and forth, a problem keeps what the control does not change
+def _problem(distribution, seed, n, head_dim, causal):
+    return Problem.drawn(distribution, seed, n, n, head_dim=head_dim, causal=causal)

@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fa_lib.experiments.ablation import REFERENCES, STARTS, STEPS
-from fa_lib.experiments.law import VALUES
 from fa_lib.numerics.formats import BF16
 from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, styled
-from fa_lib.theory.law import bits_for
+from fa_lib.theory.law import VALUES_OF, bits_for
 
 _COLORS = {"shipped": FLASH, "all_bf16": BASELINE}
 _MARKERS = {"fa1": "o", "fa2": "s"}
@@ -83,7 +82,7 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
             color = "white" if value > 5 else INK
             words = f"{value:.2g}" if value < 10 else f"{value:.0f}"
             ax.text(x[j], bits[i], words, color=color, fontsize=7, ha="center", va="center")
-        ax.plot(x, [_twice(tiles, VALUES[distribution]) for tiles in grid.columns], color=INK, lw=1.2)
+        ax.plot(x, [_twice(tiles, VALUES_OF[distribution]) for tiles in grid.columns], color=INK, lw=1.2)
         ax.set(xlabel="tiles of 64 keys", title=INPUTS[distribution])
         ax.set_xticks(x, labels=[str(tiles) for tiles in grid.columns])
         ax.set_yticks(bits, labels=[str(count) for count in grid.index])

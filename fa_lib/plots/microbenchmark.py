@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.law import VALUES
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import FP16, Format
 from fa_lib.numerics.metrics import over_baseline
@@ -36,7 +35,7 @@ from fa_lib.plots.style import (
     plain_ticks,
     styled,
 )
-from fa_lib.theory.law import expected, largest_over_baseline
+from fa_lib.theory.law import VALUES_OF, expected, largest_over_baseline
 
 _INPUTS = ((FLASH, "o"), (BASELINE, "s"), (INK, "D"))  # of distributions, in their order
 FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
@@ -239,7 +238,7 @@ def _relative(ax, table, tiles, recorded):
         for shape, other in by_device(recorded):
             own = other[(other.kernel == "flash") & (other.against == "golden") & (other.fmt == fmt)]
             _hollow_line(ax, own, "relative", color, shape)
-    values = VALUES.get(table.distribution.iloc[0])
+    values = VALUES_OF.get(table.distribution.iloc[0])
     if values and formats and rows.flash.iloc[0] == "tiled":
         options: dict[str, Any] = dict(
             algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0])
