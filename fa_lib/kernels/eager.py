@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
-from fa_lib.kernels.options import check
+from fa_lib.kernels.options import validate
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiled import fa1_last, fa1_tile
 from fa_lib.numerics.dots import EXACT
@@ -36,7 +36,7 @@ def unfused(
     Args:
         q: (..., heads, n_q, head_dim).
         k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        causal, scale, mask: as `options.Asked`.
+        causal, scale, mask: as `options.CallOptions`.
 
     Returns:
         o: (..., heads, n_q, d_v) in q's dtype.
@@ -44,7 +44,7 @@ def unfused(
     Raises:
         ValueError: an argument does not fit.
     """
-    check(q, k, v, causal=causal, scale=scale, mask=mask)
+    validate(q, k, v, causal=causal, scale=scale, mask=mask)
     k, v = (as_many_heads(x, q) for x in (k, v))
     S = _scaled_product(q, k, scale or 1 / math.sqrt(q.shape[-1]))  # (..., n_q, n_kv)
     return torch.softmax(masked(S, causal, mask), -1) @ v
@@ -96,7 +96,7 @@ def stepwise(
     Raises:
         ValueError: an argument does not fit.
     """
-    check(q, k, v, scale=scale)
+    validate(q, k, v, scale=scale)
     for name, value in (("causal", causal), ("mask", None if mask is None else tuple(mask.shape))):
         if value:
             raise ValueError(f"{name}: got {value!r}; the kernel 'stepwise' has none: use 'tiled'")

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fa_lib.kernels.options import Options
+from fa_lib.kernels.options import ResolvedOptions
 from fa_lib.kernels.reference import refuse_nonfinite
 from fa_lib.kernels.rows import rows_at_once, run
 from fa_lib.numerics import double_double
@@ -38,7 +38,7 @@ def golden_pair(
         ValueError: an argument does not fit, or an input is not finite.
     """
     refuse_nonfinite(q, k, v)
-    settings, fmt, device = Options.of(q, k, v, scale=scale), Format.of(inputs), q.device
+    settings, fmt, device = ResolvedOptions.of(q, k, v, scale=scale), Format.of(inputs), q.device
     Q, K, V = (fmt(x.detach().double().cpu().reshape(-1, *x.shape[-2:])).numpy() for x in (q, k, v))
     V = np.concatenate([V, np.ones_like(V[..., :1])], -1)  # its last column sums P
     high, low = np.empty((2, len(Q), settings.n_q, V.shape[-1] - 1))

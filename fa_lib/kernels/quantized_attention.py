@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.block_scaled_products import ScaledProducts
-from fa_lib.kernels.options import check
+from fa_lib.kernels.options import validate
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme, rotated, smoothed
 from fa_lib.kernels.rows import stored
@@ -192,7 +192,7 @@ def attention(
         with sinks or softcap, which see more of a score than its distance from the others; an operand or a cache that
         the unit of `precision.products` cannot multiply.
     """
-    settings = check(q, k, v, **options)
+    settings = validate(q, k, v, **options)
     if quantization.smooth and (settings.sinks is not None or settings.softcap is not None):
         raise ValueError("smooth: got True with sinks or softcap; accepted is it without them: they change the result")
     p = quantization.p

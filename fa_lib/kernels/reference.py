@@ -7,7 +7,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.options import Options, finite
+from fa_lib.kernels.options import ResolvedOptions, finite
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
 from fa_lib.numerics.formats import FP64, Format
@@ -30,7 +30,7 @@ def reference(
         q: (batch, heads, n_q, head_dim), any number of leading dimensions.
         k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads (GQA).
         precision: a Precision.
-        options: of `options.Asked`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
+        options: of `options.CallOptions`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Returns:
         o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
@@ -39,7 +39,7 @@ def reference(
     Raises:
         ValueError: an argument does not fit.
     """
-    settings = Options.of(q, k, v, **options)
+    settings = ResolvedOptions.of(q, k, v, **options)
     p = rounding(precision)
 
     def rows(q, k, v, scores):

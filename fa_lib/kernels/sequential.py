@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fa_lib.kernels.eager import as_many_heads
-from fa_lib.kernels.options import check, within
+from fa_lib.kernels.options import validate, within
 
 
 def sequential(
@@ -31,7 +31,7 @@ def sequential(
     Raises:
         ValueError: an argument does not fit, or there is dropout.
     """
-    settings = check(q, k, v, **options)
+    settings = validate(q, k, v, **options)
     if settings.keep is not None:
         raise ValueError("keep: got a mask of dropout; accepted is a call without dropout")
     scale, softcap, added, blind = settings.scale or 1 / math.sqrt(q.shape[-1]), settings.softcap, None, None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fa_lib.kernels.algorithm import LN2, Algorithm
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.options import Options, Scores
+from fa_lib.kernels.options import ResolvedOptions, Scores
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, dropped, nonzero, rounding, stored, tiles
 from fa_lib.kernels.tiling import Tiling
@@ -57,7 +57,7 @@ def tiled(
     """
     if not isinstance(tiling, Tiling):
         raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
-    how, settings, p = Algorithm.of(algorithm), Options.of(q, k, v, **options), rounding(precision)
+    how, settings, p = Algorithm.of(algorithm), ResolvedOptions.of(q, k, v, **options), rounding(precision)
     forward_pass = Forward.of(p, how, settings.scale, tiling.block_kv)
     forward_settings = unscaled(settings) if how.scale_in_exponent else settings
 
@@ -221,7 +221,7 @@ def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O / nonzero(l))
 
 
-def unscaled(asked: Options) -> Options:
+def unscaled(asked: ResolvedOptions) -> ResolvedOptions:
     """Return the options of a call with scale 1, so that its scores are Q Kᵀ.
 
     Raises:
@@ -272,7 +272,7 @@ def rescales(
     Returns:
         int64 (..., heads, n_q).
     """
-    settings, p = Options.of(q, k, k, **options), precision
+    settings, p = ResolvedOptions.of(q, k, k, **options), precision
 
     def count_rows(q_i, k, _, scores):
         m = None if scores.sink is None else p.maximum(p.scores(scores.sink))
