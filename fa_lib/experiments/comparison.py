@@ -33,12 +33,12 @@ def products_for(inputs: FormatLike, probs: FormatLike) -> dict[str, Dot]:
         core takes it, by the GPU's name.
     """
     fmt, other = Format.of(inputs), Format.of(probs)
-    widest = max(fmt, other, FP32, key=lambda each: each.precision)
-    found: dict[str, Dot] = dict(exact=EXACT, wide=SEQUENTIAL(widest))
+    widest = max(fmt, other, FP32, key=lambda f: f.precision)
+    ways: dict[str, Dot] = dict(exact=EXACT, wide=SEQUENTIAL(widest))
     if fmt == other:
-        found |= dict(narrow=SEQUENTIAL(fmt)) if fmt.precision < FP32.precision else {}
-        found |= {unit.unit: TensorCore.of(unit.unit, fmt) for unit in UNITS if unit.inputs == fmt}
-    return found
+        ways |= dict(narrow=SEQUENTIAL(fmt)) if fmt.precision < FP32.precision else {}
+        ways |= {unit.unit: TensorCore.of(unit.unit, fmt) for unit in UNITS if unit.inputs == fmt}
+    return ways
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class ExplorerSettings:
     @property
     def nearest_preset(self) -> tuple[str, dict[str, str]]:
         """The key of the preset that differs from Flash in the fewest steps, and step -> Flash's format of those."""
-        own = formats_of_steps(self.precision)
+        formats = formats_of_steps(self.precision)
         changed = {}
         for key, preset in PRESETS.items():
             theirs = formats_of_steps(preset(self.fmt))
-            changed[key] = {step: name for step, name in own.items() if name != theirs[step]}
+            changed[key] = {step: name for step, name in formats.items() if name != theirs[step]}
         nearest = min(PRESETS, key=lambda key: len(changed[key]))
         return nearest, changed[nearest]
 

@@ -54,7 +54,7 @@ def sink_cast(
         added = torch.zeros(n, dtype=torch.float64)
         added[:sink_keys] = strength
         sink = dict(mask=added)
-    problem, found = Problem(q, k, v, options=sink), []
+    problem, results = Problem(q, k, v, options=sink), []
     for cast, (reverse, offset) in CASTS.items():
         zeros: list[int] = []
 
@@ -66,8 +66,8 @@ def sink_cast(
         algorithm = Algorithm("fa2", exp=counted, p_exponent_offset=offset, reverse=reverse)
         precision = replace(Precision.kernel(FP32), probs=E4M3)
         mse = problem.deviation(problem.tiled(Tiling(64, block_kv), precision, algorithm), FP32).rmse ** 2
-        found.append(dict(cast=cast, lost=sum(zeros) / (rows * (n - sink_keys)), mse=mse))
-    return found
+        results.append(dict(cast=cast, lost=sum(zeros) / (rows * (n - sink_keys)), mse=mse))
+    return results
 
 
 def lost_share(strength: float, scale: float, delta: float = 1.0) -> float:
@@ -109,9 +109,9 @@ def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: in
         fp8_lazy=(scaled, fp8, Algorithm("fa4", threshold=8)),
         fp8_raised=(scaled, fp8, raised),
     )
-    found = []
+    results = []
     for name, ((loaded_q, loaded_k), precision, algorithm) in calls.items():
         o = Problem(loaded_q, loaded_k, ones).tiled(Tiling(64, 64), precision, algorithm)
         short = (o < 0.99).double().mean().item()
-        found.append(dict(kernel=name, smallest=o.min().item(), mean=o.mean().item(), short=short))
-    return found
+        results.append(dict(kernel=name, smallest=o.min().item(), mean=o.mean().item(), short=short))
+    return results

@@ -116,12 +116,12 @@ def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:
     ratios = ratios_of(table)
     asked = ratios[ratios.independent | (ratio == "simulated")]
     places = table.set_index([*KERNEL, "tiles"])
-    by_seed, found = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
+    by_seed, worst = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
     for (distribution, algorithm, count), rows in (asked[ratio] - 1).abs().groupby(KERNEL, sort=False):
         at = rows.idxmax()
         words = f"{distribution} inputs, {algorithm}, {count} bits, {at[-1]} tiles (the worst of {len(rows)})"
-        found.append((words, by_seed.loc[[at]]))
-    return found
+        worst.append((words, by_seed.loc[[at]]))
+    return worst
 
 
 def bounds(seed: int, settings: int = 100) -> list[dict]:

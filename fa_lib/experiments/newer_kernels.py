@@ -129,12 +129,12 @@ def outliers(n: int, head_dim: int, seed: int, heads: int = 2, rows: int = 512) 
         scaled_first=kernels.reference(problem.q, scaled, problem.v, precision=precision, scale=1.0),
         flash=problem.tiled(Tiling(128, 128), Precision.kernel(FP16)),
     )
-    found = []
+    results = []
     for golden_inputs, fmt in (("rounded", FP16), ("exact", FP64)):
         rmse = {name: deviation(out, problem.golden_of(fmt), FP16).rmse for name, out in outs.items()}
         times = dict(times=rmse["baseline"] / rmse["flash"], times_scaled_first=rmse["scaled_first"] / rmse["flash"])
-        found.append(dict(golden_inputs=golden_inputs) | rmse | times)
-    return found
+        results.append(dict(golden_inputs=golden_inputs) | rmse | times)
+    return results
 
 
 FP8_KERNELS = by_key((  # of FlashAttention-3's table in FP8

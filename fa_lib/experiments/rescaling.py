@@ -45,14 +45,14 @@ def rescaling(
         at = torch.cat([top.flip(1)[..., None], tails], -1).reshape(rows, n)
         q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, 64), (rows, n, 64): each row is a head with its keys
     mask = -(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8  # of the scores' shape
-    problem, found = Problem(q, k, v, options=dict(mask=mask)), []
+    problem, results = Problem(q, k, v, options=dict(mask=mask)), []
     kernel = Tiling(1, n // tiles), Precision.uniform(BF16)
     for maximum in MAXIMA:
         order_of_steps = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
         d = problem.deviation(problem.tiled(*kernel, order_of_steps))
         rescales = problem.rescales(*kernel) if maximum == "online" else 0.0
-        found.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
-    return found
+        results.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
+    return results
 
 
 def zero(S: torch.Tensor) -> torch.Tensor:

@@ -36,12 +36,12 @@ def adders(fmt: Format | str) -> dict[str, list[str]]:
     Returns:
         dict: the first of the units that add alike -> all of them.
     """
-    fmt, found = Format.of(fmt), {}
+    fmt, by_rule = Format.of(fmt), {}
     for core in UNITS:
         if core.inputs == fmt:
             rule = core.block, core.F, core.result, core.to_nearest
-            found.setdefault(rule, []).append(core.unit)
-    return {units[0]: units for units in found.values()}
+            by_rule.setdefault(rule, []).append(core.unit)
+    return {units[0]: units for units in by_rule.values()}
 
 
 def sums(
@@ -84,7 +84,7 @@ def sums(
 
     exact = answer(EXACT, LEVELS["one_level"])
     stored_exact = round_to(exact, stored_in)
-    base, found = problem.deviation(stored_exact, stored_in).rmse, []
+    base, results = problem.deviation(stored_exact, stored_in).rmse, []
     for unit in (EXACT_SUMS, *adders(fmt)):
         for level in variants if unit != EXACT_SUMS and fmt == E4M3 else [LEVELS["one_level"]]:
             o = exact if unit == EXACT_SUMS else answer(TensorCore.of(unit, fmt), level)
@@ -92,8 +92,8 @@ def sums(
             row = dict(unit=unit, level=level.key, relative=problem.deviation(o, FP32).relative)
             row["bias"], row["lean"] = (outwards(o, other) / size for other in (golden, exact))
             row["bits"] = (stored != stored_exact).double().mean().item()
-            found.append(row | dict(times=over_baseline(problem.deviation(stored, stored_in).rmse, base)))
-    return found
+            results.append(row | dict(times=over_baseline(problem.deviation(stored, stored_in).rmse, base)))
+    return results
 
 
 def outwards(o: torch.Tensor, golden: torch.Tensor) -> float:
@@ -140,15 +140,15 @@ def choices(
     fmt = Format.of(fmt)
     problem, plain = Problem.drawn(distribution, seed, rows, n, head_dim=head_dim, inputs=fmt), Precision.kernel(fmt)
     without = problem.tiled(Tiling(128, 128), plain)
-    base, found = problem.deviation(without, fmt), []
+    base, results = problem.deviation(without, fmt), []
     for key, choice in CHOICES.items():
         summed = replace(plain, products=TensorCore.of(choice.unit, fmt)) if choice.unit else plain
         o = problem.tiled(Tiling(128, 128), **choice.of(summed))
         error, bits = problem.deviation(o, fmt), (o != without).double().mean().item()
         times = dict(times_rmse=over_baseline(error.rmse, base.rmse), times_max=over_baseline(error.max, base.max))
         bias = outwards(o, problem.golden) / problem.golden.abs().mean().item()
-        found.append(dict(choice=key, bits=bits) | times | dict(bias=bias))
-    return found
+        results.append(dict(choice=key, bits=bits) | times | dict(bias=bias))
+    return results
 
 
 def effects(table: pd.DataFrame) -> pd.DataFrame:
@@ -163,13 +163,13 @@ def effects(table: pd.DataFrame) -> pd.DataFrame:
         at least MATTERS, and its 95 % interval over seeds (Student's) leaves out 0; else "bits" where a stored output
         changes; else "neither".
     """
-    found = []
-    for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):
-        change = own.assign(by=own.times_rmse - 1).groupby("distribution").by
+    results = []
+    for (fmt, choice), rows in table.groupby(["fmt", "choice"], sort=False):
+        change = rows.assign(by=rows.times_rmse - 1).groupby("distribution").by
         size, half = change.mean().abs(), change.sem() * special.stdtrit(change.count() - 1, 0.975)
         matters = ((size > half) & (size >= MATTERS)).any()
-        effect = "error" if matters else "bits" if own.bits.max() else "neither"
-        bits, times = own.bits, own.times_rmse
+        effect = "error" if matters else "bits" if rows.bits.max() else "neither"
+        bits, times = rows.bits, rows.times_rmse
         spread = dict(bits_min=bits.min(), bits_max=bits.max(), times_min=times.min(), times_max=times.max())
-        found.append(dict(fmt=fmt, choice=choice) | spread | dict(effect=effect))
-    return pd.DataFrame(found)
+        results.append(dict(fmt=fmt, choice=choice) | spread | dict(effect=effect))
+    return pd.DataFrame(results)

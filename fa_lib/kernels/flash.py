@@ -6,28 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention import (
-    SDPBackend,
-    activate_flash_attention_impl,
-    restore_flash_attention_impl,
-    sdpa_kernel,
-)
+from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 
 from fa_lib.execution.lookup import lookup
-from fa_lib.kernels.options import CallOptions, validate, within
+from fa_lib.kernels.options import CallOptions, Keys, Outputs, Queries, Values, validate, within
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 
 
-def flash(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    backend: str = "torch",
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+def flash(q: Queries, k: Keys, v: Values, *, backend: str = "torch", **options) -> Outputs:
     """Call a compiled flash-attention kernel, with its own gradients.
 
     Args:

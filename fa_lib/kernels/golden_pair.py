@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.kernels.options import ResolvedOptions
+from fa_lib.kernels.options import Keys, Queries, ResolvedOptions, Values
 from fa_lib.kernels.reference import refuse_nonfinite
 from fa_lib.kernels.rows import rows_at_once, run
 from fa_lib.numerics import double_double
@@ -13,12 +13,7 @@ from fa_lib.numerics.formats import Format, FormatLike
 
 
 def golden_pair(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    inputs: FormatLike,
-    scale: float | None = None,
+    q: Queries, k: Keys, v: Values, *, inputs: FormatLike, scale: float | None = None
 ) -> tuple[Float64[Tensor, "*lead n_q d_v"], Float64[Tensor, "*lead n_q d_v"]]:
     """Compute the golden value as high + low, where high is its rounding to FP64; the same bits on any machine.
 

@@ -5,14 +5,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
 from numbers import Integral, Real
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fa_lib.numerics.dots import EXACT, Dot
+
+# Of every kernel: any number of leading dimensions, heads the last of them; kv_heads is a divisor of heads (GQA).
+Queries: TypeAlias = Float[Tensor, "*lead n_q d"]
+Keys: TypeAlias = Float[Tensor, "*kv_lead n_kv d"]
+Values: TypeAlias = Float[Tensor, "*kv_lead n_kv d_v"]
+Outputs: TypeAlias = Float[Tensor, "*lead n_q d_v"]
 
 
 @dataclass(frozen=True)

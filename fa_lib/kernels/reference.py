@@ -3,24 +3,17 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.options import ResolvedOptions, finite
+from fa_lib.kernels.options import Keys, Outputs, Queries, ResolvedOptions, Values, finite
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
 from fa_lib.numerics.formats import FP64, Format
 
 
-def reference(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    precision: Precision,
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+def reference(q: Queries, k: Keys, v: Values, *, precision: Precision, **options) -> Outputs:
     """Compute Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says. Differentiable.
 
     With `Precision.materialized(fmt)` it is PyTorch's unfused attention in fmt, the paper's Baseline. It is not
@@ -72,13 +65,7 @@ def reference(
 
 
 def golden(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    inputs: Format | str,
-    allow_nonfinite: bool = False,
-    **options,
+    q: Queries, k: Keys, v: Values, *, inputs: Format | str, allow_nonfinite: bool = False, **options
 ) -> Float64[Tensor, "*lead n_q d_v"]:
     """Compute the golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too. (For kernels
     that run in FP64 themselves there is `golden_pair`.)

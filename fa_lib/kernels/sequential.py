@@ -3,17 +3,12 @@
 import math
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from fa_lib.kernels.eager import as_many_heads
-from fa_lib.kernels.options import validate, within
+from fa_lib.kernels.options import Keys, Outputs, Queries, Values, validate, within
 
 
-def sequential(
-    q: Float[Tensor, "*lead n_q d"], k: Float[Tensor, "*kv_lead n_kv d"], v: Float[Tensor, "*kv_lead n_kv d_v"],
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:  # fmt: skip
+def sequential(q: Queries, k: Keys, v: Values, **options) -> Outputs:
     """Compute attention with sums, over head_dim and over keys, that are taken in order: each product and addition
     rounds.
 

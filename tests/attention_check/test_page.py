@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from attention_check.judge.findings import Finding, Judgement, Severity
+from attention_check.plots.page_style import READABLE
 from attention_check.report import anchors, sentences, sentences_kernel, tables
 from attention_check.report import page as report
 from attention_check.report.page import Section, page
@@ -15,7 +16,6 @@ from attention_check.report.page_files import PageFiles
 from attention_check.report.sentence import folded
 from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.paths import ROOT
-from fa_lib.plots.style import READABLE
 
 FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
 NOT_ATTENTION = sentences_kernel.NOTES["other"]
