@@ -13,7 +13,7 @@ from marks import caption, message, missing, texts
 
 from fa_lib import sweep
 from fa_lib.execution.paths import RESULTS, ROOT
-from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, tiles_of_sram, wide
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, pivot, tiles_of_sram
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
@@ -101,20 +101,20 @@ def test_figure_3_falls_with_mantissa_bits():
     table = committed("02_precision")
     assert set(table.against) == set(BASELINES) and set(table.kernel) == {"flash"}
     for against in BASELINES:
-        falls = factors(wide(table, "max", "fmt", against=against)[["BF16", "FP16", "FP32", "FP64"]])
+        falls = factors(pivot(table, "max", "fmt", against=against)[["BF16", "FP16", "FP32", "FP64"]])
         assert falls.shape == (20, 3) and (falls > 1).all(axis=None)
 
 
 def test_figure_4_ten_times():
     table = committed("03_golden_value")
     assert set(table.against) == {"golden"} and set(table.kernel) == {"flash", *BASELINES}
-    d = wide(table, "max", "kernel", fmt="BF16").loc["uniform"]
+    d = pivot(table, "max", "kernel", fmt="BF16").loc["uniform"]
     assert over_baseline(d["flash"], d["baseline"]).between(9, 14).all()
     assert 6 < over_baseline(d["flash"], d["baseline_in_format"]).mean() < 8  # a prototype: 6.6
-    d = wide(table, "max", "kernel", fmt="FP16").loc["uniform"]
+    d = pivot(table, "max", "kernel", fmt="FP16").loc["uniform"]
     assert over_baseline(d["flash"], d["baseline"]).between(9, 20).all()
     for fmt in ("FP32", "FP64"):  # Baseline's softmax is no wider than they are: as BF16 with all of it in the format
-        d = wide(table, "max", "kernel", fmt=fmt).loc["uniform"]
+        d = pivot(table, "max", "kernel", fmt=fmt).loc["uniform"]
         assert d["baseline"].equals(d["baseline_in_format"])
         assert 6 < over_baseline(d["flash"], d["baseline"]).mean() < 8
 
@@ -127,7 +127,7 @@ def test_figure_4_grows_as_the_square_root_of_the_tiles():
 
 
 def test_figure_4_golden_inputs_hardly_matter_there():
-    d = wide(uniform(golden_inputs="exact"), "max", "kernel", against="golden")
+    d = pivot(uniform(golden_inputs="exact"), "max", "kernel", against="golden")
     assert (d["flash"] / d["baseline"]).between(9, 14).all()
 
 
@@ -135,7 +135,7 @@ def test_figure_5_grows_at_every_doubling():
     table, lengths = committed("04_sequence_length"), [128, 256, 512, 1024, 2048, 4096, 8192]
     bf16 = table[(table.fmt == "BF16") & (table.distribution == "uniform")]
     for column in ("max", "mean", "std"):
-        d = wide(bf16, column, "n", kernel="flash", against="baseline")
+        d = pivot(bf16, column, "n", kernel="flash", against="baseline")
         assert list(d) == lengths and len(d) == 5
         assert (d.mean().diff().dropna() > 0).all() and (exponent(d) > 0.25).all()
     counts = bf16.drop_duplicates(["n", "seed"]).groupby("n")[["tiles", "rescales"]].mean()
@@ -154,14 +154,14 @@ def test_the_relative_error_of_flash_grows_on_both_inputs_as_the_law_has_it():
 def test_figure_5_turns_on_the_inputs():
     table = committed("04_sequence_length")
     for fmt in table.fmt.unique():
-        powers = exponent(wide(table, "max", "n", kernel="flash", against="baseline", fmt=fmt))
+        powers = exponent(pivot(table, "max", "n", kernel="flash", against="baseline", fmt=fmt))
         assert powers["uniform"].min() > 0.25 and powers["normal"].max() < 0.1
 
 
 def by_area(fmt, distribution="uniform"):
     """The difference of each variant: seeds x areas."""
     table = committed("05_algorithm_changes")
-    each = [wide(table, "max", "area", fmt=fmt, variant=v) for v in ("as_given", "swapped", "square")]
+    each = [pivot(table, "max", "area", fmt=fmt, variant=v) for v in ("as_given", "swapped", "square")]
     return [of_seeds.loc[distribution] for of_seeds in each]
 
 
@@ -184,7 +184,7 @@ def test_as_many_tiles_are_not_yet_the_same_difference():
     """Two tiles each: the larger the first, the smaller the difference."""
     table = uniform(block_kv=[1024, 2047])
     assert set(table.tiles) == {2}
-    d = wide(table, "max", "block_kv", kernel="flash", against="baseline")
+    d = pivot(table, "max", "block_kv", kernel="flash", against="baseline")
     assert (d[1024] > 1.5 * d[2047]).all()
 
 
@@ -194,7 +194,7 @@ def test_fp64_has_its_rows_in_the_ledger():
 
 
 def test_any_registered_kernel_takes_flashs_place():
-    d = wide(uniform(n=256, flash="flash"), "max", "kernel", against="golden")
+    d = pivot(uniform(n=256, flash="flash"), "max", "kernel", against="golden")
     assert (d["flash"] < 2 * d["baseline"]).all()
 
 
@@ -254,11 +254,11 @@ def test_figure_4_draws_every_seed_and_mean_and_says_the_ratio(drawn):
         assert not missing(units, ax).size
         assert not missing(units.groupby([rows.fmt, rows.kernel]).mean(), ax).size
         for fmt in rows.fmt.unique():
-            d = wide(rows, "max", "kernel", fmt=fmt)
+            d = pivot(rows, "max", "kernel", fmt=fmt)
             times = over_baseline(d["flash"], d["baseline"])
             assert f"{times.mean():.1f} × ({times.min():.1f} to {times.max():.1f})" in texts(ax)
     assert "units of roundoff u" in figure.axes[0].get_ylabel()
-    d = wide(table, "max", "kernel", fmt="BF16").loc["uniform"]
+    d = pivot(table, "max", "kernel", fmt="BF16").loc["uniform"]
     times = (d["flash"] / d["baseline"]).mean()
     said = message(figure)
     assert re.findall(r"(\S+) × further than Baseline", said) == [f"{times:.0f}"]

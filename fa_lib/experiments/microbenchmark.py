@@ -149,7 +149,7 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
     return rows
 
 
-def wide(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFrame":
+def pivot(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFrame":
     """Pivot the rows of a table that have certain values.
 
     Args:
@@ -164,15 +164,15 @@ def wide(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFr
     return table.pivot_table(index=["distribution", "seed"], columns=columns, values=value, sort=False)
 
 
-def factors(wide: "pd.DataFrame") -> "pd.DataFrame":
-    """Divide each column of a table of `wide` by the next one; the quotient has the first one's name."""
-    return wide.iloc[:, :-1] / wide.iloc[:, 1:].to_numpy()
+def factors(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Divide each column of a table of `pivot` by the next one; the quotient has the first one's name."""
+    return table.iloc[:, :-1] / table.iloc[:, 1:].to_numpy()
 
 
-def exponent(wide: "pd.DataFrame") -> "pd.Series":
-    """Fit value = a * column**b to each line of a table of `wide`, by least squares of logarithms; return each b."""
-    x = np.log(wide.columns.to_numpy(dtype=float))
-    return wide.apply(lambda line: np.polyfit(x, np.log(line.to_numpy(dtype=float)), 1)[0], axis=1)
+def exponent(table: "pd.DataFrame") -> "pd.Series":
+    """Fit value = a * column**b to each line of a table of `pivot`, by least squares of logarithms; return each b."""
+    x = np.log(table.columns.to_numpy(dtype=float))
+    return table.apply(lambda line: np.polyfit(x, np.log(line.to_numpy(dtype=float)), 1)[0], axis=1)
 
 
 def tiles_of_sram(sram: Iterable[int], head_dim: int) -> "pd.DataFrame":
