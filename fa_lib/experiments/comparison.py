@@ -86,7 +86,7 @@ def formats_of_steps(precision: Precision) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """The results of `compare`. The keys of the dicts are "flash" and "baseline".
 
     Attributes:
@@ -118,7 +118,7 @@ class Found:
         return "passes" if self.times <= ALLOWED["o"] else "fails"
 
 
-def compare(setting: ExplorerSettings) -> Found:
+def compare(setting: ExplorerSettings) -> Comparison:
     """Compute the errors of Flash and Baseline to the golden value."""
     s = setting
     problem = _problem(s.distribution, s.seed, s.n, s.head_dim, s.causal)
@@ -126,7 +126,7 @@ def compare(setting: ExplorerSettings) -> Found:
     baseline = problem.reference(replace(Precision.materialized(s.fmt), products=s.precision.products))
     golden = {"flash": problem.golden_of(s.precision.inputs), "baseline": problem.golden_of(s.fmt)}
     outs = {"flash": flash, "baseline": baseline}
-    return Found(
+    return Comparison(
         {key: (out - golden[key])[0, 0] for key, out in outs.items()},
         {key: deviation(out, golden[key], s.fmt) for key, out in outs.items()},
         problem.rescales(s.tiling, s.precision),
