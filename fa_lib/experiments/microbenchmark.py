@@ -124,7 +124,7 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
     )
     tensors = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
     q, k, v = (x.to("cpu" if in_fp64 else setup.device) for x in tensors)  # (1, heads, n, head_dim)
-    problem = Problem(q, k, v, fmt if setup.golden_inputs == "rounded" else FP64)
+    problem = Problem(q, k, v, inputs=fmt if setup.golden_inputs == "rounded" else FP64)
     golden, low = kernels.golden_pair(q, k, v, inputs=problem.inputs) if in_fp64 else (problem.golden, None)
     outputs = {"baseline": problem.reference(materialized), "baseline_in_format": problem.reference(uniform)}
     outputs["golden"] = golden

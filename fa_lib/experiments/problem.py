@@ -30,8 +30,8 @@ class Problem:
     q: Tensor
     k: Tensor
     v: Tensor
-    inputs: Format = FP64
-    options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Format = field(default=FP64, kw_only=True)
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def drawn(
@@ -53,7 +53,7 @@ class Problem:
             inputs, options: as above.
         """
         q, k, v = draw(distribution, seed, (1, heads, n_q, head_dim), (1, heads, n_kv, head_dim))
-        return cls(q, k, v, Format.of(inputs), options)
+        return cls(q, k, v, inputs=Format.of(inputs), options=options)
 
     @property
     def golden(self) -> Tensor:
