@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from attention_check.tolerance import tolerance
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import ROOT
@@ -18,7 +19,6 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format, truncated
-from fa_lib.theory.tolerance import tolerance
 
 PAGE = ROOT / "docs" / "reference" / "testing.md"
 MARKS = "<!-- tolerances: made by python -m benchmarks.tolerances -->", "<!-- end of tolerances -->"

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from attention_check.explain.explain import explain
     from fa_lib import kernels, theory
     from fa_lib.execution.sweep import sweep
-    from fa_lib.kernels.inputs import draw, load
+    from fa_lib.kernels.inputs import draw
     from fa_lib.kernels.precision import Precision
+    from fa_lib.kernels.tensor_files import load
     from fa_lib.kernels.tiling import Tiling
     from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to
-    from fa_lib.numerics.metrics import deviation, wasserstein
+    from fa_lib.numerics.metrics import deviation
+    from fa_lib.numerics.wasserstein import wasserstein
 
 __all__ = [
     "BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "Precision", "Tiling",
@@ -24,8 +26,8 @@ __all__ = [
 ]  # fmt: skip
 _FORMATS = ("BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "round_to")
 _HOMES = dict.fromkeys(_FORMATS, "numerics.formats") | {
-    "deviation": "numerics.metrics", "wasserstein": "numerics.metrics", "Precision": "kernels.precision",
-    "Tiling": "kernels.tiling", "draw": "kernels.inputs", "load": "kernels.inputs", "sweep": "execution.sweep",
+    "deviation": "numerics.metrics", "wasserstein": "numerics.wasserstein", "Precision": "kernels.precision",
+    "Tiling": "kernels.tiling", "draw": "kernels.inputs", "load": "kernels.tensor_files", "sweep": "execution.sweep",
 }  # fmt: skip
 _INSTRUMENTS = {
     "gpu": "ptx_machine",

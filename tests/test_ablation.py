@@ -64,8 +64,9 @@ def test_one_cell_tries_every_change_on_one_draw():
 def test_a_problem_holds_a_kernel_against_the_golden_value_of_its_own_inputs():
     problem = Problem.drawn("normal", 0, 32, 48, heads=2)
     assert problem.q.shape == problem.golden.shape == (1, 2, 32, 64) and problem.k.shape == (1, 2, 48, 64)
-    other = problem.with_inputs(FP32)
-    assert other.baseline is problem.baseline and not other.golden.equal(problem.golden)
+    other = problem.golden_of(FP32)
+    assert other is problem.golden_of(FP32) and not other.equal(problem.golden)
+    assert problem.errors(other, FP32)["max"] == 0 < problem.errors(other)["max"]
     exact = Problem.drawn("normal", 0, 32, 48, heads=2, inputs=FP64)
     assert exact.baseline.max > problem.baseline.max  # it has the rounding of the inputs in it
     errors = problem.errors(BF16(problem.golden))

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
+from fa_lib.experiments.pretrained import DRAWN
 from scipy.stats import binomtest
 
 from attention_check.judge.findings import Verdict
@@ -18,7 +19,6 @@ from fa_lib import BF16, FP32, Precision, Tiling, deviation, theory
 from fa_lib.execution import claims
 from fa_lib.execution.paths import RECORDED, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of
-from fa_lib.experiments.pretrained import DRAWN
 from fa_lib.kernels import tiled
 from fa_lib.kernels.rule import ALLOWED, Case, exact
 from fa_lib.kernels.shipped import torch_cpu

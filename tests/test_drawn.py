@@ -11,7 +11,6 @@ import pytest
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.measurements import Measurements
 from attention_check.plots import explain, kernel_report
-from attention_gallery.plots import original
 from fa_lib.execution import results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.execution.results import recorded
@@ -26,6 +25,7 @@ from fa_lib.plots import (
     law,
     microbenchmark,
     newer_kernels,
+    original,
     published,
     rescaling,
     rule,

@@ -10,12 +10,11 @@ import pytest
 
 from fa_lib import sweep
 from fa_lib.execution.paths import RESULTS
-from fa_lib.experiments.law import VALUES
-from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, tiles_of_sram, wide
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, pivot, tiles_of_sram
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.style import band, dots
-from fa_lib.theory.law import expected
+from fa_lib.theory.law import VALUES_OF, expected
 
 pytestmark = pytest.mark.slow
 
@@ -70,20 +69,20 @@ def test_figure_3_falls_with_mantissa_bits():
     table = committed("02_precision")
     assert set(table.against) == set(BASELINES) and set(table.kernel) == {"flash"}
     for against in BASELINES:
-        falls = factors(wide(table, "max", "fmt", against=against)[["BF16", "FP16", "FP32", "FP64"]])
+        falls = factors(pivot(table, "max", "fmt", against=against)[["BF16", "FP16", "FP32", "FP64"]])
         assert falls.shape == (20, 3) and (falls > 1).all(axis=None)
 
 
 def test_figure_4_ten_times():
     table = committed("03_golden_value")
     assert set(table.against) == {"golden"} and set(table.kernel) == {"flash", *BASELINES}
-    d = wide(table, "max", "kernel", fmt="BF16").loc["uniform"]
+    d = pivot(table, "max", "kernel", fmt="BF16").loc["uniform"]
     assert over_baseline(d["flash"], d["baseline"]).between(9, 14).all()
     assert 6 < over_baseline(d["flash"], d["baseline_in_format"]).mean() < 8  # a prototype: 6.6
-    d = wide(table, "max", "kernel", fmt="FP16").loc["uniform"]
+    d = pivot(table, "max", "kernel", fmt="FP16").loc["uniform"]
     assert over_baseline(d["flash"], d["baseline"]).between(9, 20).all()
     for fmt in ("FP32", "FP64"):  # Baseline's softmax is no wider than they are: as BF16 with all of it in the format
-        d = wide(table, "max", "kernel", fmt=fmt).loc["uniform"]
+        d = pivot(table, "max", "kernel", fmt=fmt).loc["uniform"]
         assert d["baseline"].equals(d["baseline_in_format"])
         assert 6 < over_baseline(d["flash"], d["baseline"]).mean() < 8
 
@@ -96,7 +95,7 @@ def test_figure_4_grows_as_the_square_root_of_the_tiles():
 
 
 def test_figure_4_golden_inputs_hardly_matter_there():
-    d = wide(uniform(golden_inputs="exact"), "max", "kernel", against="golden")
+    d = pivot(uniform(golden_inputs="exact"), "max", "kernel", against="golden")
     assert (d["flash"] / d["baseline"]).between(9, 14).all()
 
 
@@ -104,7 +103,7 @@ def test_figure_5_grows_at_every_doubling():
     table, lengths = committed("04_sequence_length"), [128, 256, 512, 1024, 2048, 4096, 8192]
     bf16 = table[(table.fmt == "BF16") & (table.distribution == "uniform")]
     for column in ("max", "mean", "std"):
-        d = wide(bf16, column, "n", kernel="flash", against="baseline")
+        d = pivot(bf16, column, "n", kernel="flash", against="baseline")
         assert list(d) == lengths and len(d) == 5
         assert (d.mean().diff().dropna() > 0).all() and (exponent(d) > 0.25).all()
     counts = bf16.drop_duplicates(["n", "seed"]).groupby("n")[["tiles", "rescales"]].mean()
@@ -116,21 +115,21 @@ def test_the_relative_error_of_flash_grows_on_both_inputs_as_the_law_has_it():
     table = committed("04_sequence_length").query("kernel == 'flash' and against == 'golden' and fmt == 'FP16'")
     for distribution, rows in table.groupby("distribution"):
         mean = rows.groupby("tiles").relative.mean()
-        law = [expected(Precision.uniform("FP16"), tiles=t, values=VALUES[distribution]) for t in mean.index]
+        law = [expected(Precision.uniform("FP16"), tiles=t, values=VALUES_OF[distribution]) for t in mean.index]
         assert (mean.diff().dropna() > 0).all() and (law / mean).loc[4:64].between(0.8, 1.25).all()
 
 
 def test_figure_5_turns_on_the_inputs():
     table = committed("04_sequence_length")
     for fmt in table.fmt.unique():
-        powers = exponent(wide(table, "max", "n", kernel="flash", against="baseline", fmt=fmt))
+        powers = exponent(pivot(table, "max", "n", kernel="flash", against="baseline", fmt=fmt))
         assert powers["uniform"].min() > 0.25 and powers["normal"].max() < 0.1
 
 
 def by_area(fmt, distribution="uniform"):
     """The difference of each variant: seeds x areas."""
     table = committed("05_algorithm_changes")
-    each = [wide(table, "max", "area", fmt=fmt, variant=v) for v in ("as_given", "swapped", "square")]
+    each = [pivot(table, "max", "area", fmt=fmt, variant=v) for v in ("as_given", "swapped", "square")]
     return [of_seeds.loc[distribution] for of_seeds in each]
 
 
@@ -153,12 +152,12 @@ def test_as_many_tiles_are_not_yet_the_same_difference():
     """Two tiles each: the larger the first, the smaller the difference."""
     table = uniform(block_kv=[1024, 2047])
     assert set(table.tiles) == {2}
-    d = wide(table, "max", "block_kv", kernel="flash", against="baseline")
+    d = pivot(table, "max", "block_kv", kernel="flash", against="baseline")
     assert (d[1024] > 1.5 * d[2047]).all()
 
 
 def test_any_registered_kernel_takes_flashs_place():
-    d = wide(uniform(n=256, flash="flash"), "max", "kernel", against="golden")
+    d = pivot(uniform(n=256, flash="flash"), "max", "kernel", against="golden")
     assert (d["flash"] < 2 * d["baseline"]).all()
 
 

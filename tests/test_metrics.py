@@ -11,8 +11,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from fa_lib import BF16, FP32, deviation, wasserstein
-from fa_lib.numerics import metrics
-from fa_lib.numerics.sorting import sorted_values
+from fa_lib.numerics.wasserstein import sorted_values
 
 VALUES = st.floats(-1e3, 1e3, width=32)
 
@@ -77,7 +76,7 @@ def test_values_are_sorted_as_numpy_sorts_them(bits):
 
 @pytest.mark.parametrize("sizes", [(70_000, 70_000), (70_000, 50_000)])
 def test_wasserstein_of_many_values_is_scipys(sizes, monkeypatch):
-    monkeypatch.setattr(metrics, "MANY", 60_000)  # one of them, or both, by their bits
+    monkeypatch.setattr("fa_lib.numerics.wasserstein.MANY", 60_000)  # one of them, or both, by their bits
     a, b = (np.random.default_rng(size).standard_normal(size).astype(np.float32) for size in sizes)
     assert wasserstein(a, b + 1) == pytest.approx(stats.wasserstein_distance(a, b + 1), rel=1e-6)
     assert wasserstein(a, np.random.default_rng(1).permutation(a)) == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fa_lib import kernels, theory
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.ablation import carried
-from fa_lib.experiments.law import VALUES, bounds, carried_in, law, only_sums, ratios_of
+from fa_lib.experiments.law import bounds, carried_in, law, only_sums, ratios_of
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
@@ -21,6 +21,7 @@ from fa_lib.numerics.formats import BF16, FP16, FP64
 from fa_lib.numerics.metrics import deviation
 from fa_lib.theory import recurrence, rounding_counts
 from fa_lib.theory.extremes import RMS, largest
+from fa_lib.theory.law import VALUES_OF
 from fa_lib.theory.rounding_counts import BACK
 from fa_lib.theory.worst_inputs import worst
 
@@ -156,14 +157,14 @@ def test_the_headline_follows():
     assert largest(2**17) == pytest.approx(4.5, abs=0.1)
 
 
-@pytest.mark.parametrize("distribution", VALUES)
+@pytest.mark.parametrize("distribution", VALUES_OF)
 def test_the_map_of_bits_is_within_a_bit_of_the_frontier(distribution):
     for tiles in (1, 2, 4, 8, 16, 32, 128):
         given = dict(tiles=tiles, bits=[5, 6, 7, 8, 9, 10, 11, 12, 14])
         rows = pd.DataFrame(row for seed in (0, 1, 2) for row in carried(distribution, seed, **given))
         times = rows.groupby("bits").times_max.mean()
         found = np.interp(-1.0, -np.log2(times), times.index)
-        predicted = theory.bits_for(2.0, BF16, tiles=tiles, values=VALUES[distribution], count=128 * 64)
+        predicted = theory.bits_for(2.0, BF16, tiles=tiles, values=VALUES_OF[distribution], count=128 * 64)
         assert abs(found - predicted) <= 1, (distribution, tiles)
 
 

@@ -3,7 +3,7 @@ and compared with other references."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import product
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
@@ -94,15 +94,10 @@ def ladder(
     """
     changed = {(start, step): lookup("start", start, STARTS).changed(step) for start in starts for step in steps}
     problem, tiling, rows = Problem.drawn(distribution, seed, n, n, head_dim=head_dim), Tiling(64, block_kv), []
-    others = {precision.inputs for precision in changed.values()} - {BF16}
-    by_inputs = {BF16: problem} | {fmt: problem.with_inputs(fmt) for fmt in others}
-    for start in starts:
-        for algorithm in algorithms:
-            for step in steps:
-                call: dict[str, Any] = dict(tiling=tiling, precision=changed[start, step], algorithm=algorithm)
-                o = kernels.tiled(problem.q, problem.k, problem.v, **call)
-                errors = by_inputs[changed[start, step].inputs].errors(o)
-                rows.append(dict(start=start, algorithm=algorithm, step=step) | errors)
+    for start, algorithm, step in product(starts, algorithms, steps):
+        precision = changed[start, step]
+        errors = problem.errors(problem.tiled(tiling, precision, algorithm), precision.inputs)
+        rows.append(dict(start=start, algorithm=algorithm, step=step) | errors)
     return rows
 
 
@@ -129,8 +124,7 @@ def carried(
     for count in bits:
         fmt = carried_in(count)
         precision = replace(Precision.kernel(BF16), accumulator=fmt, row_sum=fmt)
-        o = kernels.tiled(problem.q, problem.k, problem.v, tiling=Tiling(64, block_kv), precision=precision)
-        rows.append(dict(bits=count) | problem.errors(o))
+        rows.append(dict(bits=count) | problem.errors(problem.tiled(Tiling(64, block_kv), precision)))
     return rows
 
 

@@ -88,13 +88,13 @@ def problem(
         ValueError: there is no such sign.
     """
     factor = lookup("sign", sign, SIGNS).factor
-    own = seed + 10_000 * list(SIGNS).index(sign)  # else V < 0 would be V > 0 over again
-    q, k, v = draw("normal", own, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    dO, *_ = draw("normal", own + 1_000_000, (1, 1, rows, head_dim))
+    draw_seed = seed + 10_000 * list(SIGNS).index(sign)  # else V < 0 would be V > 0 over again
+    q, k, v = draw("normal", draw_seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    dO, *_ = draw("normal", draw_seed + 1_000_000, (1, 1, rows, head_dim))
     along = torch.full((head_dim,), head_dim**-0.5, dtype=torch.float64)
     q = q + (4 - q @ along)[..., None] * along  # 4 along one direction
     k = k - (k @ along)[..., None] * along  # none along it: scores N(0, 1)
-    at = torch.from_numpy(np.random.default_rng(own).permutation(n)[:repeats].copy())
+    at = torch.from_numpy(np.random.default_rng(draw_seed).permutation(n)[:repeats].copy())
     k[..., at, :] = along * gap / 4 * head_dim**0.5
     if factor:
         v, dO = factor * v.abs(), factor * dO.abs()
@@ -102,14 +102,7 @@ def problem(
 
 
 def bias(
-    repeats: int,
-    sign: str,
-    cure: str,
-    seed: int,
-    gap: float = 16,
-    n: int = 512,
-    rows: int = 256,
-    head_dim: int = 64,
+    repeats: int, sign: str, cure: str, seed: int, gap: float = 16, n: int = 512, rows: int = 256, head_dim: int = 64
 ) -> dict[str, float]:
     """A cell: measure the signed error of O and of delta, for a kernel that carries O in BF16 or for one that is cured
     of that. All keys are one tile.

@@ -145,7 +145,7 @@ def sums_of_b200(kind: str, seed: int, n: int, *, rows: int = 128, head_dim: int
         error over that with exact sums.
     """
     q, k, v = problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads)
-    golden, found = kernels.golden(q, k, v, inputs=FP64), []
+    golden, results = kernels.golden(q, k, v, inputs=FP64), []
     for recipe, inputs in ON_B200.items():
         exact, summed = (
             attention(
@@ -155,5 +155,5 @@ def sums_of_b200(kind: str, seed: int, n: int, *, rows: int = 128, head_dim: int
             for products in (EXACT, TensorCore.of("B200", inputs))
         )  # fmt: skip
         times = over_baseline(*(deviation(o, golden, BF16).rmse for o in (summed, exact)))
-        found.append(dict(recipe=recipe, bits=(summed != exact).double().mean().item(), times_rmse=times))
-    return found
+        results.append(dict(recipe=recipe, bits=(summed != exact).double().mean().item(), times_rmse=times))
+    return results

@@ -3,12 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from fa_lib import kernels
-from fa_lib.kernels.inputs import draw
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.kernels.tiling import Tiling
@@ -35,12 +33,12 @@ def products_for(inputs: FormatLike, probs: FormatLike) -> dict[str, Dot]:
         core takes it, by the GPU's name.
     """
     fmt, other = Format.of(inputs), Format.of(probs)
-    widest = max(fmt, other, FP32, key=lambda each: each.precision)
-    found: dict[str, Dot] = dict(exact=EXACT, wide=SEQUENTIAL(widest))
+    widest = max(fmt, other, FP32, key=lambda f: f.precision)
+    ways: dict[str, Dot] = dict(exact=EXACT, wide=SEQUENTIAL(widest))
     if fmt == other:
-        found |= dict(narrow=SEQUENTIAL(fmt)) if fmt.precision < FP32.precision else {}
-        found |= {unit.unit: TensorCore.of(unit.unit, fmt) for unit in UNITS if unit.inputs == fmt}
-    return found
+        ways |= dict(narrow=SEQUENTIAL(fmt)) if fmt.precision < FP32.precision else {}
+        ways |= {unit.unit: TensorCore.of(unit.unit, fmt) for unit in UNITS if unit.inputs == fmt}
+    return ways
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,11 @@ class ExplorerSettings:
     @property
     def nearest_preset(self) -> tuple[str, dict[str, str]]:
         """The key of the preset that differs from Flash in the fewest steps, and step -> Flash's format of those."""
-        own = formats_of_steps(self.precision)
+        formats = formats_of_steps(self.precision)
         changed = {}
         for key, preset in PRESETS.items():
             theirs = formats_of_steps(preset(self.fmt))
-            changed[key] = {step: name for step, name in own.items() if name != theirs[step]}
+            changed[key] = {step: name for step, name in formats.items() if name != theirs[step]}
         nearest = min(PRESETS, key=lambda key: len(changed[key]))
         return nearest, changed[nearest]
 
@@ -88,7 +86,7 @@ def formats_of_steps(precision: Precision) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """The results of `compare`. The keys of the dicts are "flash" and "baseline".
 
     Attributes:
@@ -120,40 +118,22 @@ class Found:
         return "passes" if self.times <= ALLOWED["o"] else "fails"
 
 
-def compare(setting: ExplorerSettings) -> Found:
+def compare(setting: ExplorerSettings) -> Comparison:
     """Compute the errors of Flash and Baseline to the golden value."""
     s = setting
-    source = s.distribution, s.seed, s.n, s.head_dim
-    q, k, v = _inputs(*source)  # (1, 1, n, head_dim) each
-    options: dict[str, Any] = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
-    flash = kernels.tiled(q, k, v, algorithm=s.algorithm, rows=s.tiling.block_q, **options)
-    outs = {
-        "flash": (flash, s.precision.inputs),
-        "baseline": (_baseline(*source, s.causal, s.fmt, s.precision.products), s.fmt),
-    }
-    golden = {key: _golden(*source, s.causal, inputs) for key, (_, inputs) in outs.items()}
-    return Found(
-        {key: (out - golden[key])[0, 0] for key, (out, _) in outs.items()},
-        {key: deviation(out, golden[key], s.fmt) for key, (out, _) in outs.items()},
-        kernels.rescales(q, k, **options).double().mean().item(),
-        -(-k.shape[-2] // s.tiling.block_kv),
+    problem = _problem(s.distribution, s.seed, s.n, s.head_dim, s.causal)
+    flash = problem.tiled(s.tiling, s.precision, s.algorithm, rows=s.tiling.block_q)  # (1, 1, n, head_dim)
+    baseline = problem.reference(replace(Precision.materialized(s.fmt), products=s.precision.products))
+    golden = {"flash": problem.golden_of(s.precision.inputs), "baseline": problem.golden_of(s.fmt)}
+    outs = {"flash": flash, "baseline": baseline}
+    return Comparison(
+        {key: (out - golden[key])[0, 0] for key, out in outs.items()},
+        {key: deviation(out, golden[key], s.fmt) for key, out in outs.items()},
+        problem.rescales(s.tiling, s.precision),
+        -(-problem.k.shape[-2] // s.tiling.block_kv),
     )
 
 
-# Caches: where one control is moved back and forth, the results that it does not change are not computed again.
-
-
-@lru_cache(4)
-def _inputs(distribution, seed, n, head_dim):
-    return draw(distribution, seed, (1, 1, n, head_dim))
-
-
-@lru_cache(4)
-def _golden(distribution, seed, n, head_dim, causal, inputs):
-    return kernels.golden(*_inputs(distribution, seed, n, head_dim), inputs=inputs, causal=causal)
-
-
-@lru_cache(4)
-def _baseline(distribution, seed, n, head_dim, causal, fmt, products):
-    precision = replace(Precision.materialized(fmt), products=products)
-    return kernels.reference(*_inputs(distribution, seed, n, head_dim), precision=precision, causal=causal)
+@lru_cache(4)  # where one control is moved back and forth, a problem keeps what the control does not change
+def _problem(distribution, seed, n, head_dim, causal):
+    return Problem.drawn(distribution, seed, n, n, head_dim=head_dim, causal=causal)

@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 
-from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, E4M3, FP32, FP64
-from fa_lib.numerics.metrics import deviation
 
 LOST = 10 * math.log(2)  # 6.93: exp(-LOST) is half of E4M3's smallest number, and what is smaller rounds to 0
 SINK_KEYS = 4
@@ -55,7 +54,7 @@ def sink_cast(
         added = torch.zeros(n, dtype=torch.float64)
         added[:sink_keys] = strength
         sink = dict(mask=added)
-    golden, found = kernels.golden(q, k, v, inputs=FP64, **sink), []
+    problem, results = Problem(q, k, v, options=sink), []
     for cast, (reverse, offset) in CASTS.items():
         zeros: list[int] = []
 
@@ -66,10 +65,9 @@ def sink_cast(
 
         algorithm = Algorithm("fa2", exp=counted, p_exponent_offset=offset, reverse=reverse)
         precision = replace(Precision.kernel(FP32), probs=E4M3)
-        o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **sink)
-        mse = deviation(o, golden, FP32).rmse ** 2
-        found.append(dict(cast=cast, lost=sum(zeros) / (rows * (n - sink_keys)), mse=mse))
-    return found
+        mse = problem.deviation(problem.tiled(Tiling(64, block_kv), precision, algorithm), FP32).rmse ** 2
+        results.append(dict(cast=cast, lost=sum(zeros) / (rows * (n - sink_keys)), mse=mse))
+    return results
 
 
 def lost_share(strength: float, scale: float, delta: float = 1.0) -> float:
@@ -111,10 +109,9 @@ def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: in
         fp8_lazy=(scaled, fp8, Algorithm("fa4", threshold=8)),
         fp8_raised=(scaled, fp8, raised),
     )
-    found = []
+    results = []
     for name, ((loaded_q, loaded_k), precision, algorithm) in calls.items():
-        call: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=precision, algorithm=algorithm)
-        o = kernels.tiled(loaded_q, loaded_k, ones, **call)
+        o = Problem(loaded_q, loaded_k, ones).tiled(Tiling(64, 64), precision, algorithm)
         short = (o < 0.99).double().mean().item()
-        found.append(dict(kernel=name, smallest=o.min().item(), mean=o.mean().item(), short=short))
-    return found
+        results.append(dict(kernel=name, smallest=o.min().item(), mean=o.mean().item(), short=short))
+    return results

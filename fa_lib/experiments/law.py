@@ -3,28 +3,23 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
-from fa_lib.numerics.metrics import deviation
-from fa_lib.theory.law import bound, expected, repeated
+from fa_lib.theory.law import VALUES_OF, bound, expected, repeated
 from fa_lib.theory.recurrence import simulated
 
 SIMULATED = 2048  # rows
 KERNEL = ["distribution", "algorithm", "bits"]
-VALUES = {  # of V: distribution -> of `theory`
-    "uniform": "one_sign",
-    "normal": "zero_mean",
-    "one-signed V": "one_sign_peaked",
-}
 SPREAD = {  # standard deviation over the mean of what a tile of 64 keys adds to the row sum, head_dim 64
     "uniform": 0.167 / 8,
     "normal": math.sqrt(math.e - 1) / 8,
@@ -57,7 +52,7 @@ def law(
     """A cell: measure the error of kernels whose running sums have few bits, on one draw, and predict it.
 
     Args:
-        distribution: a key of VALUES. tiles: of block_kv keys each. seed: of the draw. n_q: queries.
+        distribution: a key of `theory.law.VALUES_OF`. tiles: of block_kv keys each. seed: of the draw. n_q: queries.
         bits: significant bits of O and l, one kernel for each. algorithms: as of `tiled`.
 
     Returns:
@@ -68,21 +63,18 @@ def law(
     Raises:
         ValueError: there is no such distribution.
     """
-    values = lookup("distribution", distribution, VALUES)
-    q, k, v = (BF16(x) for x in draw(distribution, seed, (1, 1, n_q, head_dim), (1, 1, tiles * block_kv, head_dim)))
-    golden = kernels.golden(q, k, v, inputs=FP64)
-    rows = []
-    for algorithm in algorithms:
-        for count in bits:
-            fmt = carried_in(count)
-            precision, u = only_sums(fmt), fmt.unit_roundoff
-            o = kernels.tiled(q, k, v, tiling=Tiling(n_q, block_kv), precision=precision, algorithm=algorithm)
-            error = deviation(o, golden, fmt)
-            given: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
-            found = dict(measured=error.relative, predicted=expected(precision, **given))
-            found["simulated"] = simulated(precision, **given, rows=SIMULATED, head_dim=head_dim, seed=seed)
-            found = {name: value / u for name, value in found.items()} | dict(bias=error.bias / error.rmse)
-            rows.append(dict(algorithm=algorithm, bits=count) | found)
+    values = lookup("distribution", distribution, VALUES_OF)
+    drawn = draw(distribution, seed, (1, 1, n_q, head_dim), (1, 1, tiles * block_kv, head_dim))
+    problem, rows = Problem(*(BF16(x) for x in drawn)), []
+    for algorithm, count in product(algorithms, bits):
+        fmt = carried_in(count)
+        precision = only_sums(fmt)
+        error = problem.deviation(problem.tiled(Tiling(n_q, block_kv), precision, algorithm), fmt)
+        setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
+        errors = dict(measured=error.relative, predicted=expected(precision, **setting))
+        errors["simulated"] = simulated(precision, **setting, rows=SIMULATED, head_dim=head_dim, seed=seed)
+        errors = {name: value / fmt.unit_roundoff for name, value in errors.items()}
+        rows.append(dict(algorithm=algorithm, bits=count) | errors | dict(bias=error.bias / error.rmse))
     return rows
 
 
@@ -108,7 +100,7 @@ def independent(distribution: str, algorithm: str, bits: int, tiles: int) -> boo
     error: the row sum's that repeat (`theory.law.repeated`) make less than REPEATED of the error that the law expects.
     (Those of O repeat less, since V scatters.)"""
     fmt = carried_in(bits)
-    due = expected(only_sums(fmt), tiles=tiles, algorithm=algorithm, values=VALUES[distribution])
+    due = expected(only_sums(fmt), tiles=tiles, algorithm=algorithm, values=VALUES_OF[distribution])
     return repeated(fmt, tiles=tiles, spread=SPREAD[distribution]) < REPEATED * due
 
 
@@ -124,12 +116,12 @@ def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:
     ratios = ratios_of(table)
     asked = ratios[ratios.independent | (ratio == "simulated")]
     places = table.set_index([*KERNEL, "tiles"])
-    by_seed, found = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
+    by_seed, worst = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
     for (distribution, algorithm, count), rows in (asked[ratio] - 1).abs().groupby(KERNEL, sort=False):
         at = rows.idxmax()
         words = f"{distribution} inputs, {algorithm}, {count} bits, {at[-1]} tiles (the worst of {len(rows)})"
-        found.append((words, by_seed.loc[[at]]))
-    return found
+        worst.append((words, by_seed.loc[[at]]))
+    return worst
 
 
 def bounds(seed: int, settings: int = 100) -> list[dict]:
@@ -147,27 +139,21 @@ def bounds(seed: int, settings: int = 100) -> list[dict]:
     """
     random, rows = np.random.default_rng(seed), []
     for index in range(settings):
-        tiles, block_kv, algorithm = (
-            int(random.integers(1, 65)),
-            int(random.integers(1, 17)),
-            random.choice(["fa1", "fa2"]),
-        )
+        tiles, block_kv = int(random.integers(1, 65)), int(random.integers(1, 17))
+        algorithm = str(random.choice(["fa1", "fa2"]))
         bits = {step: int(random.integers(6, 17)) for step in ("accumulator", "row_sum", "factors")}
         formats = {step: carried_in(count) for step, count in bits.items()}
-        kind, spread = (
-            str(random.choice(["uniform", "normal", "one-signed V", "sink"])),
-            float(2 ** random.uniform(-3, 3)),
-        )
+        kind = str(random.choice(["uniform", "normal", "one-signed V", "sink"]))
+        spread = float(2 ** random.uniform(-3, 3))
         q, k, v = draw(kind, seed * settings + index, (1, 1, 4, 8), (1, 1, tiles * block_kv, 8))
-        q = q * spread
-        golden = kernels.golden(q, k, v, inputs=FP64)
-        size = kernels.golden(q, k, v.abs(), inputs=FP64)  # sum of P |v|
+        problem = Problem(q * spread, k, v)
+        size = Problem(q * spread, k, v.abs()).golden  # sum of P |v|
         precision = replace(Precision.uniform(FP64), **formats)
-        o = kernels.tiled(q, k, v, tiling=Tiling(4, block_kv), precision=precision, algorithm=str(algorithm))
-        found = ((o - golden).abs() / size).max().item()
-        S = q @ k.mT / 8**0.5
-        call: dict[str, Any] = dict(tiles=tiles, algorithm=str(algorithm), rise=(S.amax(-1) - S.amin(-1)).max().item())
+        o = problem.tiled(Tiling(4, block_kv), precision, algorithm)
+        error = ((o - problem.golden).abs() / size).max().item()
+        S = problem.q @ k.mT / 8**0.5
+        call: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, rise=(S.amax(-1) - S.amin(-1)).max().item())
         most = bound(precision, **call), bound(precision, **call, keys=k.shape[-2] * o.numel(), failure=1e-6)
-        row = dict(algorithm=str(algorithm), tiles=tiles, block_kv=block_kv, kind=kind, spread=spread) | bits
-        rows.append(row | dict(deterministic=found / most[0], probable=found / most[1], vacuous=most[0] == math.inf))
+        row = dict(algorithm=algorithm, tiles=tiles, block_kv=block_kv, kind=kind, spread=spread) | bits
+        rows.append(row | dict(deterministic=error / most[0], probable=error / most[1], vacuous=most[0] == math.inf))
     return rows

@@ -3,12 +3,12 @@
 import inspect
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fa_lib import kernels
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
@@ -88,10 +88,10 @@ def squared_by_rows(
         outputs have the same bits.
     """
     fmt = Format.of(fmt)
-    q, k, v = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
-    baseline = kernels.reference(q, k, v, precision=Precision.materialized(fmt))
-    flash = partial(kernels.tiled, precision=Precision.uniform(fmt), algorithm=setup.algorithm)
-    outputs = [flash(q, k, v, tiling=Tiling(r, block_kv), rows=r) for r in (block_q, block_kv)]
+    problem = Problem.drawn(distribution, seed, n, n, heads=setup.heads, head_dim=setup.head_dim)
+    kernel = Precision.uniform(fmt), setup.algorithm
+    outputs = [problem.tiled(Tiling(r, block_kv), *kernel, rows=r) for r in (block_q, block_kv)]
+    baseline = problem.reference(Precision.materialized(fmt))
     as_given, square = (deviation(o, baseline).max for o in outputs)
     return dict(times=over_baseline(square, as_given), same=bool((outputs[0] == outputs[1]).all()))
 
@@ -124,14 +124,10 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
     )
     tensors = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
     q, k, v = (x.to("cpu" if in_fp64 else setup.device) for x in tensors)  # (1, heads, n, head_dim)
-    baseline = kernels.reference(q, k, v, precision=materialized)
-    in_format = baseline if materialized == uniform else kernels.reference(q, k, v, precision=uniform)
-    inputs = fmt if setup.golden_inputs == "rounded" else FP64
-    if in_fp64:
-        golden, low = kernels.golden_pair(q, k, v, inputs=inputs)
-    else:
-        golden, low = kernels.golden(q, k, v, inputs=inputs), None
-    outputs = {"baseline": baseline, "baseline_in_format": in_format, "golden": golden}
+    problem = Problem(q, k, v, inputs=fmt if setup.golden_inputs == "rounded" else FP64)
+    golden, low = kernels.golden_pair(q, k, v, inputs=problem.inputs) if in_fp64 else (problem.golden, None)
+    outputs = {"baseline": problem.reference(materialized), "baseline_in_format": problem.reference(uniform)}
+    outputs["golden"] = golden
     rows = []
     for keys in block_kv:
         tiling = Tiling(keys, keys)
@@ -146,15 +142,14 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
         else:
             o = flash(*(fmt(x).to(setup.device, fmt.dtype) for x in (q, k, v)))
         outputs["flash"] = o.double().to(q.device)
-        rescales = kernels.rescales(q, k, tiling=tiling, precision=uniform).double().mean().item()
-        counts = dict(tiles=-(-n // keys), rescales=rescales)
+        counts = dict(tiles=-(-n // keys), rescales=problem.rescales(tiling, uniform))
         for a, b in PAIRS:
-            found = asdict(deviation(outputs[a], outputs[b], fmt, low if b == "golden" else None))
-            rows.append(dict(block_kv=keys, kernel=a, against=b) | found | counts)
+            differences = asdict(deviation(outputs[a], outputs[b], fmt, low if b == "golden" else None))
+            rows.append(dict(block_kv=keys, kernel=a, against=b) | differences | counts)
     return rows
 
 
-def wide(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFrame":
+def pivot(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFrame":
     """Pivot the rows of a table that have certain values.
 
     Args:
@@ -169,15 +164,15 @@ def wide(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFr
     return table.pivot_table(index=["distribution", "seed"], columns=columns, values=value, sort=False)
 
 
-def factors(wide: "pd.DataFrame") -> "pd.DataFrame":
-    """Divide each column of a table of `wide` by the next one; the quotient has the first one's name."""
-    return wide.iloc[:, :-1] / wide.iloc[:, 1:].to_numpy()
+def factors(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Divide each column of a table of `pivot` by the next one; the quotient has the first one's name."""
+    return table.iloc[:, :-1] / table.iloc[:, 1:].to_numpy()
 
 
-def exponent(wide: "pd.DataFrame") -> "pd.Series":
-    """Fit value = a * column**b to each line of a table of `wide`, by least squares of logarithms; return each b."""
-    x = np.log(wide.columns.to_numpy(dtype=float))
-    return wide.apply(lambda line: np.polyfit(x, np.log(line.to_numpy(dtype=float)), 1)[0], axis=1)
+def exponent(table: "pd.DataFrame") -> "pd.Series":
+    """Fit value = a * column**b to each line of a table of `pivot`, by least squares of logarithms; return each b."""
+    x = np.log(table.columns.to_numpy(dtype=float))
+    return table.apply(lambda line: np.polyfit(x, np.log(line.to_numpy(dtype=float)), 1)[0], axis=1)
 
 
 def tiles_of_sram(sram: Iterable[int], head_dim: int) -> "pd.DataFrame":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from torch import Tensor
 
@@ -99,15 +100,13 @@ def options(
     inputs = dict.fromkeys(FP64 if variant.key in FP8 else BF16 for variant in chosen)
     size = dict(heads=heads, head_dim=head_dim)
     problems, rows = {fmt: Problem.drawn(distribution, seed, n, n, inputs=fmt, **size) for fmt in inputs}, []
-    for carry in carries:
+    for carry, variant in product(carries, chosen):
         base = replace(Precision.kernel(BF16), **lookup("carry", carry, CARRIED))
-        for variant in chosen:
-            problem = problems[FP64 if variant.key in FP8 else BF16]
-            loaded = (problem.q, problem.k, problem.v)
-            if variant.key in FP8:
-                loaded = variant.loaded(*loaded, block_kv)
-            o = kernels.tiled(*loaded, tiling=Tiling(64, block_kv), **variant.of(base))
-            rows.append(dict(carry=carry, name=variant.key) | problem.errors(o))
+        problem = loaded = problems[FP64 if variant.key in FP8 else BF16]
+        if variant.key in FP8:
+            loaded = Problem(*variant.loaded(problem.q, problem.k, problem.v, block_kv))
+        o = loaded.tiled(Tiling(64, block_kv), **variant.of(base))
+        rows.append(dict(carry=carry, name=variant.key) | problem.errors(o))
     return rows
 
 
@@ -123,20 +122,19 @@ def outliers(n: int, head_dim: int, seed: int, heads: int = 2, rows: int = 512) 
         product, as flash-attention's own tests do; flash: of Flash as shipped); times and times_scaled_first, the first
         two over flash's.
     """
-    q, k, v = draw("outliers", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
-    precision, scaled = Precision.materialized(FP16), FP16(FP16(k) * head_dim**-0.5)
+    problem = Problem.drawn("outliers", seed, rows, n, heads=heads, head_dim=head_dim)
+    precision, scaled = Precision.materialized(FP16), FP16(FP16(problem.k) * head_dim**-0.5)
     outs = dict(
-        baseline=kernels.reference(q, k, v, precision=precision),
-        scaled_first=kernels.reference(q, scaled, v, precision=precision, scale=1.0),
-        flash=kernels.tiled(q, k, v, tiling=Tiling(128, 128), precision=Precision.kernel(FP16)),
+        baseline=problem.reference(precision),
+        scaled_first=kernels.reference(problem.q, scaled, problem.v, precision=precision, scale=1.0),
+        flash=problem.tiled(Tiling(128, 128), Precision.kernel(FP16)),
     )
-    found = []
+    results = []
     for golden_inputs, fmt in (("rounded", FP16), ("exact", FP64)):
-        golden = kernels.golden(q, k, v, inputs=fmt)
-        rmse = {name: deviation(out, golden, FP16).rmse for name, out in outs.items()}
+        rmse = {name: deviation(out, problem.golden_of(fmt), FP16).rmse for name, out in outs.items()}
         times = dict(times=rmse["baseline"] / rmse["flash"], times_scaled_first=rmse["scaled_first"] / rmse["flash"])
-        found.append(dict(golden_inputs=golden_inputs) | rmse | times)
-    return found
+        results.append(dict(golden_inputs=golden_inputs) | rmse | times)
+    return results
 
 
 FP8_KERNELS = by_key((  # of FlashAttention-3's table in FP8
@@ -156,17 +154,13 @@ def fp8_table(n: int, seed: int, *, head_dim: int = 128, heads: int = 2, rows: i
     Returns:
         dict: a key of FP8_KERNELS -> root mean square of the error to the golden value of exact inputs.
     """
-    q, k, v = draw("outliers", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
-    golden, precision = kernels.golden(q, k, v, inputs=FP64), replace(Precision.kernel(BF16), **_E4M3)
-    found = {}
+    problem = Problem.drawn("outliers", seed, rows, n, heads=heads, head_dim=head_dim, inputs=FP64)
+    precision, rmse = replace(Precision.kernel(BF16), **_E4M3), {}
     for key, variant in FP8_KERNELS.items():
-        loaded = variant.loaded(q, k, v, 128)
-        if key == "baseline":
-            out = kernels.reference(*loaded, precision=precision)
-        else:
-            out = kernels.tiled(*loaded, tiling=Tiling(128, 128), precision=precision)
-        found[key] = deviation(out, golden, BF16).rmse
-    return found
+        loaded = Problem(*variant.loaded(problem.q, problem.k, problem.v, 128))
+        o = loaded.reference(precision) if key == "baseline" else loaded.tiled(Tiling(128, 128), precision)
+        rmse[key] = problem.deviation(o).rmse
+    return rmse
 
 
 def fp8_offset(offset: int, spread: float, seed: int, *, n: int = 8192, rows: int = 64, head_dim: int = 128) -> dict:
@@ -183,8 +177,6 @@ def fp8_offset(offset: int, spread: float, seed: int, *, n: int = 8192, rows: in
         dict: relative, the root mean square of O - golden over that of golden.
     """
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    golden = kernels.golden(q * spread, k, v, inputs=FP64)
-    algorithm = Algorithm("fa4", threshold=4, p_exponent_offset=offset)
-    precision = replace(Precision.kernel(BF16), **_E4M3)
-    o = kernels.tiled(q * spread, k, v, tiling=Tiling(128, 128), precision=precision, algorithm=algorithm)
-    return dict(relative=deviation(o, golden, BF16).relative)
+    problem, algorithm = Problem(q * spread, k, v), Algorithm("fa4", threshold=4, p_exponent_offset=offset)
+    o = problem.tiled(Tiling(128, 128), replace(Precision.kernel(BF16), **_E4M3), algorithm)
+    return dict(relative=problem.deviation(o).relative)

@@ -1,9 +1,8 @@
 """Scores that exceed FP16's largest number, 65,504, before they are scaled."""
 
 from dataclasses import replace
-from typing import Any
 
-from fa_lib import kernels
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
@@ -23,15 +22,13 @@ def overflow(mean: float, amplitude: float, seed: int, *, n: int = 1407, rows: i
         dict: unscaled, the share of rows that are not finite where S = Q Kᵀ is rounded and then scaled (with the
         exponential); scaled, where it is scaled and then rounded; largest, the largest |Q Kᵀ| over 65,504.
     """
-    q, k, v = (
-        mean + amplitude * (2 * x - 1) for x in draw("uniform", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    )
-    call: dict[str, Any] = dict(tiling=Tiling(128, 128), precision=replace(Precision.kernel(FP16), scores=FP16))
-    algorithms = {name: Algorithm(scale_in_exponent=in_exponent) for name, in_exponent in IN_EXPONENT.items()}
-    outs = {name: kernels.tiled(q, k, v, algorithm=changed, **call) for name, changed in algorithms.items()}
-    largest = (FP16(q) @ FP16(k).mT).abs().max().item() / FP16.max
-    lost = {name: (~o.isfinite()).any(-1).double().mean().item() for name, o in outs.items()}
-    return lost | dict(largest=largest)
+    drawn = draw("uniform", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    problem, lost = Problem(*(mean + amplitude * (2 * x - 1) for x in drawn)), {}
+    for name, in_exponent in IN_EXPONENT.items():
+        precision = replace(Precision.kernel(FP16), scores=FP16)
+        o = problem.tiled(Tiling(128, 128), precision, Algorithm(scale_in_exponent=in_exponent))
+        lost[name] = (~o.isfinite()).any(-1).double().mean().item()
+    return lost | dict(largest=(FP16(problem.q) @ FP16(problem.k).mT).abs().max().item() / FP16.max)
 
 
 IN_EXPONENT = {"unscaled": True, "scaled": False}

@@ -1,32 +1,37 @@
-"""A problem: one draw of Q, K, V with its golden value, and the error that Baseline makes of it in BF16."""
+"""A problem: Q, K, V of one call, its golden value, and what the emulated kernels make of it."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
 
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import BF16, Format
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, FP64, Format, FormatLike
 from fa_lib.numerics.metrics import Deviation, deviation, over_baseline
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
-    """Inputs with the values that kernels are compared with. Each cell of a sweep draws it once and tries all of its
+    """Inputs with the values that kernels are compared with. A cell of a sweep draws it once and tries all of its
     kernels on it.
 
     Attributes:
-        q: float64 (1, heads, n_q, head_dim). k, v: float64 (1, heads, n_kv, head_dim). None is rounded.
-        golden: the exact result from inputs rounded to a format, float64 as q.
-        baseline: Deviation of Baseline in BF16 (`Precision.materialized`) from the golden value it was drawn with.
+        q: float64 (batch, heads, n_q, head_dim). k, v: float64 (batch, heads, n_kv, head_dim). None is rounded.
+        inputs: the format to which the golden value rounds them; FP64: exact.
+        options: of every call: causal, scale, mask, sinks.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    golden: Tensor
-    baseline: Deviation
+    inputs: Format = field(default=FP64, kw_only=True)
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def drawn(
@@ -38,35 +43,65 @@ class Problem:
         *,
         heads: int = 1,
         head_dim: int = 64,
-        inputs: Format | str = BF16,
+        inputs: FormatLike = BF16,
+        **options: Any,
     ) -> "Problem":
         """Draw a problem.
 
         Args:
             distribution, seed: as of `inputs.draw`. n_q, n_kv, heads, head_dim: sizes of Q, K and V, in one batch.
-            inputs: the format to which the golden value rounds its inputs; FP64: exact.
+            inputs, options: as above.
         """
         q, k, v = draw(distribution, seed, (1, heads, n_q, head_dim), (1, heads, n_kv, head_dim))
-        golden = kernels.golden(q, k, v, inputs=inputs)
-        baseline = kernels.reference(q, k, v, precision=Precision.materialized(BF16))
-        return cls(q, k, v, golden, deviation(baseline, golden, BF16))
+        return cls(q, k, v, inputs=Format.of(inputs), options=options)
 
-    def with_inputs(self, inputs: Format | str) -> "Problem":
-        """Return the same draw with the golden value of a kernel that rounds its inputs to another format. Baseline's
-        error stays that to its own golden value."""
-        return replace(self, golden=kernels.golden(self.q, self.k, self.v, inputs=inputs))
+    @property
+    def golden(self) -> Tensor:
+        """The exact result from inputs rounded to `inputs`, float64 as q."""
+        return self.golden_of(self.inputs)
 
-    def errors(self, o: Tensor) -> dict[str, float]:
+    @cached_property
+    def golden_of(self) -> Callable[[Format], Tensor]:
+        """The exact result from inputs rounded to another format; each is computed once."""
+        return cache(lambda inputs: kernels.golden(self.q, self.k, self.v, inputs=inputs, **self.options))
+
+    @cached_property
+    def reference(self) -> Callable[[Precision], Tensor]:
+        """Baseline's output with a Precision; each is computed once."""
+        return cache(lambda precision: kernels.reference(self.q, self.k, self.v, precision=precision, **self.options))
+
+    def tiled(self, tiling: Tiling, precision: Precision, algorithm: Algorithm | str = "fa2", **more: Any) -> Tensor:
+        """Compute Flash's output by `kernels.tiled`, (batch, heads, n_q, head_dim)."""
+        call: dict[str, Any] = dict(tiling=tiling, precision=precision, algorithm=algorithm)
+        return kernels.tiled(self.q, self.k, self.v, **call, **self.options, **more)
+
+    def rescales(self, tiling: Tiling, precision: Precision) -> float:
+        """Count how many tiles raised a row's maximum, mean over rows."""
+        counts = kernels.rescales(self.q, self.k, tiling=tiling, precision=precision, **self.options)
+        return counts.double().mean().item()
+
+    def deviation(self, o: Tensor, fmt: FormatLike = BF16) -> Deviation:
+        """Compute the Deviation of o, (batch, heads, n_q, head_dim), from the golden value, in ulp of a format."""
+        return deviation(o, self.golden, fmt)
+
+    @cached_property
+    def baseline(self) -> Deviation:
+        """The Deviation of Baseline in BF16 (`Precision.materialized`)."""
+        return self.deviation(self.reference(Precision.materialized(BF16)))
+
+    def errors(self, o: Tensor, inputs: Format | None = None) -> dict[str, float]:
         """Compute the error of a kernel's output.
 
         Args:
-            o: (1, heads, n_q, head_dim).
+            o: (batch, heads, n_q, head_dim).
+            inputs: the format to which the kernel rounds its inputs; None is the problem's. (Baseline's error stays
+                that to its own golden value.)
 
         Returns:
             dict: max, rmse, relative, of the Deviation; bias (mean signed difference) and its standard error bias_se,
             in ulp of BF16 at 1; times_max, times_rmse, over Baseline's.
         """
-        d, ulp = deviation(o, self.golden, BF16), 2 * BF16.unit_roundoff
+        d, ulp = deviation(o, self.golden_of(inputs or self.inputs), BF16), 2 * BF16.unit_roundoff
         return dict(
             max=d.max,
             rmse=d.rmse,

@@ -1,18 +1,15 @@
 """Whether rescaling makes the error: the same keys in the same order, with each row's maximum found tile by tile or
 known beforehand."""
 
-from typing import Any
-
 import torch
 
-from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP64
-from fa_lib.numerics.metrics import deviation
+from fa_lib.numerics.formats import BF16
 
 ORDERS = {"as_drawn": "keys as drawn", "every_tile": "largest keys last"}  # of the keys: key -> label
 MAXIMA = {"online": "maximum found tile by tile", "known": "maximum known beforehand"}  # of a row: key -> label
@@ -48,16 +45,14 @@ def rescaling(
         at = torch.cat([top.flip(1)[..., None], tails], -1).reshape(rows, n)
         q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, 64), (rows, n, 64): each row is a head with its keys
     mask = -(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8  # of the scores' shape
-    options: dict[str, Any] = dict(mask=mask)
-    golden = kernels.golden(q, k, v, inputs=FP64, **options)
-    call: dict[str, Any] = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
-    found = []
+    problem, results = Problem(q, k, v, options=dict(mask=mask)), []
+    kernel = Tiling(1, n // tiles), Precision.uniform(BF16)
     for maximum in MAXIMA:
-        kernel = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
-        d = deviation(kernels.tiled(q, k, v, algorithm=kernel, **call), golden, BF16)
-        rescales = kernels.rescales(q, k, **call).double().mean().item() if maximum == "online" else 0.0
-        found.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
-    return found
+        order_of_steps = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
+        d = problem.deviation(problem.tiled(*kernel, order_of_steps))
+        rescales = problem.rescales(*kernel) if maximum == "online" else 0.0
+        results.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
+    return results
 
 
 def zero(S: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ def sink_gradient(
     o = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(BF16), **sinks)
     S = q @ k.mT * head_dim**-0.5  # (1, heads, n, n)
     P = 1 / (1 + torch.exp(S).sum(-1, keepdim=True))  # of the sink (1, heads, n, 1)
-    along, found = P * o, []
+    along, results = P * o, []
     component = _by_head(along * dO_first) / _by_head(along.square())  # (heads,)
     for share in kept:
         dO = BF16(dO_first - (1 - share) * component[:, None, None] * along)
@@ -50,8 +50,8 @@ def sink_gradient(
         ways = dict(terms=_by_head(BF16(terms)), rows=BF16(terms.sum(-1)).sum((0, 2)), sum=stored)
         for name, value in ways.items():
             errors = dict(stored=_relative(BF16(value), stored), golden=_relative(BF16(value), golden))
-            found.append(dict(kept=share, rounded=name) | errors | dict(left=left))
-    return found
+            results.append(dict(kept=share, rounded=name) | errors | dict(left=left))
+    return results
 
 
 def _by_head(x):

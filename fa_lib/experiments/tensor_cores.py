@@ -3,23 +3,21 @@ change a bit, or the error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 import torch
 from scipy import special
 
-from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
+from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.exponentials import polynomial_exp
-from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.shipped import fa2_cuda, fa3_cuda
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.dots import EXACT, Dot
 from fa_lib.numerics.formats import E4M3, FP32, Format, round_to
-from fa_lib.numerics.metrics import deviation, over_baseline
+from fa_lib.numerics.metrics import over_baseline
 from fa_lib.numerics.tensor_cores import UNITS, TensorCore
 
 MATTERS = 0.01  # a change of the error that is reported
@@ -38,12 +36,12 @@ def adders(fmt: Format | str) -> dict[str, list[str]]:
     Returns:
         dict: the first of the units that add alike -> all of them.
     """
-    fmt, found = Format.of(fmt), {}
+    fmt, by_rule = Format.of(fmt), {}
     for core in UNITS:
         if core.inputs == fmt:
             rule = core.block, core.F, core.result, core.to_nearest
-            found.setdefault(rule, []).append(core.unit)
-    return {units[0]: units for units in found.values()}
+            by_rule.setdefault(rule, []).append(core.unit)
+    return {units[0]: units for units in by_rule.values()}
 
 
 def sums(
@@ -75,34 +73,32 @@ def sums(
         ValueError: there is no such level.
     """
     fmt = Format.of(fmt)
-    q, k, v = draw(distribution, seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    golden, variants = kernels.golden(q, k, v, inputs=fmt), [lookup("level", level, LEVELS) for level in levels]
+    problem = Problem.drawn(distribution, seed, rows, n, head_dim=head_dim, inputs=fmt)
+    golden, variants = problem.golden, [lookup("level", level, LEVELS) for level in levels]
     model = fa3_cuda(fmt, head_dim) if fmt == E4M3 else fa2_cuda(fmt, head_dim)
     size, stored_in = golden.abs().mean().item(), model["precision"].output
 
     def answer(products: Dot, level: Variant) -> torch.Tensor:
         precision = replace(model["precision"], products=products, output=FP32)
-        return kernels.tiled(q, k, v, tiling=model["tiling"], **level.of(precision, model["algorithm"]))
+        return problem.tiled(model["tiling"], **level.of(precision, model["algorithm"]))
 
     exact = answer(EXACT, LEVELS["one_level"])
     stored_exact = round_to(exact, stored_in)
-    base, found = deviation(stored_exact, golden, stored_in).rmse, []
+    base, results = problem.deviation(stored_exact, stored_in).rmse, []
     for unit in (EXACT_SUMS, *adders(fmt)):
         for level in variants if unit != EXACT_SUMS and fmt == E4M3 else [LEVELS["one_level"]]:
             o = exact if unit == EXACT_SUMS else answer(TensorCore.of(unit, fmt), level)
             stored = round_to(o, stored_in)
-            found.append(
-                dict(
-                    unit=unit,
-                    level=level.key,
-                    relative=deviation(o, golden, FP32).relative,
-                    bias=((o - golden) * golden.sign()).mean().item() / size,
-                    lean=((o - exact) * exact.sign()).mean().item() / size,
-                    bits=(stored != stored_exact).double().mean().item(),
-                    times=over_baseline(deviation(stored, golden, stored_in).rmse, base),
-                )
-            )
-    return found
+            row = dict(unit=unit, level=level.key, relative=problem.deviation(o, FP32).relative)
+            row["bias"], row["lean"] = (outwards(o, other) / size for other in (golden, exact))
+            row["bits"] = (stored != stored_exact).double().mean().item()
+            results.append(row | dict(times=over_baseline(problem.deviation(stored, stored_in).rmse, base)))
+    return results
+
+
+def outwards(o: torch.Tensor, golden: torch.Tensor) -> float:
+    """Compute the mean distance of o from golden, of one shape, away from zero."""
+    return ((o - golden) * golden.sign()).mean().item()
 
 
 @dataclass(frozen=True)
@@ -142,28 +138,17 @@ def choices(
         bias (of the stored output: mean error away from zero, over the mean |result|).
     """
     fmt = Format.of(fmt)
-    q, k, v = draw(distribution, seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    golden, plain = kernels.golden(q, k, v, inputs=fmt), Precision.kernel(fmt)
-
-    def answer(**options: Any) -> torch.Tensor:
-        return kernels.tiled(q, k, v, tiling=Tiling(128, 128), **options)
-
-    without = answer(precision=plain)
-    base, found = deviation(without, golden, fmt), []
+    problem, plain = Problem.drawn(distribution, seed, rows, n, head_dim=head_dim, inputs=fmt), Precision.kernel(fmt)
+    without = problem.tiled(Tiling(128, 128), plain)
+    base, results = problem.deviation(without, fmt), []
     for key, choice in CHOICES.items():
         summed = replace(plain, products=TensorCore.of(choice.unit, fmt)) if choice.unit else plain
-        o = answer(**choice.of(summed))
-        error = deviation(o, golden, fmt)
-        found.append(
-            dict(
-                choice=key,
-                bits=(o != without).double().mean().item(),
-                times_rmse=over_baseline(error.rmse, base.rmse),
-                times_max=over_baseline(error.max, base.max),
-                bias=((o - golden) * golden.sign()).mean().item() / golden.abs().mean().item(),
-            )
-        )
-    return found
+        o = problem.tiled(Tiling(128, 128), **choice.of(summed))
+        error, bits = problem.deviation(o, fmt), (o != without).double().mean().item()
+        times = dict(times_rmse=over_baseline(error.rmse, base.rmse), times_max=over_baseline(error.max, base.max))
+        bias = outwards(o, problem.golden) / problem.golden.abs().mean().item()
+        results.append(dict(choice=key, bits=bits) | times | dict(bias=bias))
+    return results
 
 
 def effects(table: pd.DataFrame) -> pd.DataFrame:
@@ -178,13 +163,13 @@ def effects(table: pd.DataFrame) -> pd.DataFrame:
         at least MATTERS, and its 95 % interval over seeds (Student's) leaves out 0; else "bits" where a stored output
         changes; else "neither".
     """
-    found = []
-    for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):
-        change = own.assign(by=own.times_rmse - 1).groupby("distribution").by
+    results = []
+    for (fmt, choice), rows in table.groupby(["fmt", "choice"], sort=False):
+        change = rows.assign(by=rows.times_rmse - 1).groupby("distribution").by
         size, half = change.mean().abs(), change.sem() * special.stdtrit(change.count() - 1, 0.975)
         matters = ((size > half) & (size >= MATTERS)).any()
-        effect = "error" if matters else "bits" if own.bits.max() else "neither"
-        bits, times = own.bits, own.times_rmse
+        effect = "error" if matters else "bits" if rows.bits.max() else "neither"
+        bits, times = rows.bits, rows.times_rmse
         spread = dict(bits_min=bits.min(), bits_max=bits.max(), times_min=times.min(), times_max=times.max())
-        found.append(dict(fmt=fmt, choice=choice) | spread | dict(effect=effect))
-    return pd.DataFrame(found)
+        results.append(dict(fmt=fmt, choice=choice) | spread | dict(effect=effect))
+    return pd.DataFrame(results)

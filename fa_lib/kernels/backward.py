@@ -55,7 +55,7 @@ class Backward:
     """Computes dQ, dK and dV, and the gradient of the sinks where there are any, in the shapes of q, k, v and sinks.
 
     Args:
-        precision, options: the Precision and the Options of the forward call.
+        precision, options: the Precision and the ResolvedOptions of the forward call.
         probabilities: a function of S (rows, keys), which it may overwrite, and of the statistics of its rows; it
             returns P (rows, keys).
         tiling: a Tiling for Flash: dQ is summed over tiles of block_kv keys, dK and dV over tiles of block_q queries

@@ -13,21 +13,15 @@ from torch import Tensor
 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
-from fa_lib.kernels.options import check
+from fa_lib.kernels.options import Keys, Outputs, Queries, Values, validate
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiled import fa1_last, fa1_tile
 from fa_lib.numerics.dots import EXACT
 
 
 def unfused(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Tensor | None = None,
-) -> Float[Tensor, "*lead n_q d_v"]:
+    q: Queries, k: Keys, v: Values, *, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Outputs:
     """Compute Baseline Attention as a framework runs it unfused: S, P and O are written in q's dtype, gradients are
     autograd's. S is scaled before it is rounded, as torch.baddbmm does with its alpha.
 
@@ -36,7 +30,7 @@ def unfused(
     Args:
         q: (..., heads, n_q, head_dim).
         k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        causal, scale, mask: as `options.Asked`.
+        causal, scale, mask: as `options.CallOptions`.
 
     Returns:
         o: (..., heads, n_q, d_v) in q's dtype.
@@ -44,7 +38,7 @@ def unfused(
     Raises:
         ValueError: an argument does not fit.
     """
-    check(q, k, v, causal=causal, scale=scale, mask=mask)
+    validate(q, k, v, causal=causal, scale=scale, mask=mask)
     k, v = (as_many_heads(x, q) for x in (k, v))
     S = _scaled_product(q, k, scale or 1 / math.sqrt(q.shape[-1]))  # (..., n_q, n_kv)
     return torch.softmax(masked(S, causal, mask), -1) @ v
@@ -71,15 +65,15 @@ def masked(S: Float[Tensor, "*lead n_q n_kv"], causal: bool, mask: Tensor | None
 
 
 def stepwise(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    q: Queries,
+    k: Keys,
+    v: Values,
     *,
     causal: bool = False,
     scale: float | None = None,
     mask: Tensor | None = None,
     block_kv: int = 64,
-) -> Float[Tensor, "*lead n_q d_v"]:
+) -> Outputs:
     """Compute Flash Attention by a loop over tiles in q's dtype, as `tiled` with `Precision.uniform` and "fa1" does: m,
     l and O are carried in that dtype, and every operation rounds once. Its gradients are FlashAttention's, too.
 
@@ -96,7 +90,7 @@ def stepwise(
     Raises:
         ValueError: an argument does not fit.
     """
-    check(q, k, v, scale=scale)
+    validate(q, k, v, scale=scale)
     for name, value in (("causal", causal), ("mask", None if mask is None else tuple(mask.shape))):
         if value:
             raise ValueError(f"{name}: got {value!r}; the kernel 'stepwise' has none: use 'tiled'")

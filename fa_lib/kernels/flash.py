@@ -6,28 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention import (
-    SDPBackend,
-    activate_flash_attention_impl,
-    restore_flash_attention_impl,
-    sdpa_kernel,
-)
+from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 
 from fa_lib.execution.lookup import lookup
-from fa_lib.kernels.options import Asked, check, within
+from fa_lib.kernels.options import CallOptions, Keys, Outputs, Queries, Values, validate, within
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 
 
-def flash(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    backend: str = "torch",
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+def flash(q: Queries, k: Keys, v: Values, *, backend: str = "torch", **options) -> Outputs:
     """Call a compiled flash-attention kernel, with its own gradients.
 
     Args:
@@ -37,9 +24,9 @@ def flash(
             kernel for BF16, FP16, FP32 and FP64 (ATen, FlashAttentionKernel.cpp), on CUDA FlashAttention-2 for
             BF16 and FP16. "torch:FA3" and "torch:FA4" are the kernels of these names in torch's registry.
             "flash_attn" is the flash-attn package's flash_attn_func.
-        options: of `options.Asked`. causal is aligned bottom-right, as in every kernel here (torch's own `is_causal`
-            aligns top-left). mask: torch's CPU kernel only. window: flash_attn has it, torch's CPU kernel takes it as
-            a mask. softcap: flash_attn only. None of them has sinks, or dropout with a mask of the caller.
+        options: of `options.CallOptions`. causal is aligned bottom-right, as in every kernel here (torch's own
+            `is_causal` aligns top-left). mask: torch's CPU kernel only. window: flash_attn has it, torch's CPU kernel
+            takes it as a mask. softcap: flash_attn only. None of them has sinks, or dropout with a mask of the caller.
 
     Returns:
         o: (..., heads, n_q, d_v) in q's dtype.
@@ -49,13 +36,13 @@ def flash(
         RuntimeError: the kernel cannot run here or on these inputs; what is missing is in the message.
     """
     lookup("backend", backend, BACKENDS)
-    settings = Asked.of(**options)
+    settings = CallOptions.of(**options)
     for name in BACKENDS[backend].lacks:
         value = getattr(settings, name)
         if isinstance(value, Tensor) or value:
             shown = "a tensor" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"{name}: got {shown}; the kernel {backend!r} has none: use 'tiled'")
-    check(q, k, v, **options)
+    validate(q, k, v, **options)
     return BACKENDS[backend].run(q, k, v, settings)
 
 
@@ -165,12 +152,12 @@ class Backend:
     """A kernel of `flash`.
 
     Attributes:
-        lacks: names of the options of `options.Asked` that it does not have.
-        run: the function, run(q, k, v, settings) -> o, on tensors as `flash` takes them; settings is an Asked.
+        lacks: names of the options of `options.CallOptions` that it does not have.
+        run: the function, run(q, k, v, settings) -> o, on tensors as `flash` takes them; settings is an CallOptions.
     """
 
     lacks: tuple[str, ...]
-    run: Callable[[Tensor, Tensor, Tensor, Asked], Tensor]
+    run: Callable[[Tensor, Tensor, Tensor, CallOptions], Tensor]
 
 
 _TORCH_LACKS = ("dropout_p", "softcap", "sinks")

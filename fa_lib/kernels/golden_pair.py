@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.kernels.options import Options
+from fa_lib.kernels.options import Keys, Queries, ResolvedOptions, Values
 from fa_lib.kernels.reference import refuse_nonfinite
 from fa_lib.kernels.rows import rows_at_once, run
 from fa_lib.numerics import double_double
@@ -13,12 +13,7 @@ from fa_lib.numerics.formats import Format, FormatLike
 
 
 def golden_pair(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    inputs: FormatLike,
-    scale: float | None = None,
+    q: Queries, k: Keys, v: Values, *, inputs: FormatLike, scale: float | None = None
 ) -> tuple[Float64[Tensor, "*lead n_q d_v"], Float64[Tensor, "*lead n_q d_v"]]:
     """Compute the golden value as high + low, where high is its rounding to FP64; the same bits on any machine.
 
@@ -38,7 +33,7 @@ def golden_pair(
         ValueError: an argument does not fit, or an input is not finite.
     """
     refuse_nonfinite(q, k, v)
-    settings, fmt, device = Options.of(q, k, v, scale=scale), Format.of(inputs), q.device
+    settings, fmt, device = ResolvedOptions.of(q, k, v, scale=scale), Format.of(inputs), q.device
     Q, K, V = (fmt(x.detach().double().cpu().reshape(-1, *x.shape[-2:])).numpy() for x in (q, k, v))
     V = np.concatenate([V, np.ones_like(V[..., :1])], -1)  # its last column sums P
     high, low = np.empty((2, len(Q), settings.n_q, V.shape[-1] - 1))

@@ -1,20 +1,28 @@
 """What a call asks for beside Q, K and V: the contract of every kernel, masks, and the scores that some rows see."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 from numbers import Integral, Real
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fa_lib.numerics.dots import EXACT, Dot
 
+# Of every kernel: any number of leading dimensions, heads the last of them; kv_heads is a divisor of heads (GQA).
+Queries: TypeAlias = Float[Tensor, "*lead n_q d"]
+Keys: TypeAlias = Float[Tensor, "*kv_lead n_kv d"]
+Values: TypeAlias = Float[Tensor, "*kv_lead n_kv d_v"]
+Outputs: TypeAlias = Float[Tensor, "*lead n_q d_v"]
+
 
 @dataclass(frozen=True)
-class Asked:
+class CallOptions:
     """The options of a call, of every kernel: all arguments but Q, K and V.
 
     Attributes:
@@ -40,8 +48,8 @@ class Asked:
     sinks: Tensor | None = None
 
     @classmethod
-    def of(cls, **options) -> "Asked":
-        """Make the Asked of a call's options.
+    def of(cls, **options) -> "CallOptions":
+        """Make the CallOptions of a call's options.
 
         Raises:
             ValueError: there is no such option.
@@ -53,13 +61,13 @@ class Asked:
         return cls(**options)
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
+def validate(q: Tensor, k: Tensor, v: Tensor, **options) -> CallOptions:
     """Check a call as every kernel must: the shapes fit one another, and each option has an accepted value.
 
     Args:
         q: (..., heads, n_q, head_dim).
         k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        options: of `Asked`.
+        options: of `CallOptions`.
 
     Returns:
         The options.
@@ -67,54 +75,58 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
     Raises:
         ValueError: names the argument, its value and what is accepted.
     """
-    settings = Asked.of(**options)
+    settings = CallOptions.of(**options)
+    for holds, message in chain(_rules_of_tensors(q, k, v), _rules_of_options(q, k, settings)):
+        if not holds:
+            raise ValueError(message)
+    return settings
+
+
+def _rules_of_tensors(q, k, v) -> Iterator[tuple[bool, str]]:
+    """Yield whether a rule holds, and the error's message; a rule may count on those before it."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
-            raise ValueError(
-                f"{name}: got {_describe(x)}; accepted is a floating-point tensor (batch, heads, sequence, head_dim)"
-            )
-        if 0 in x.shape:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are dimensions of at least 1")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(f"{name}: got {x.dtype} on {x.device}; accepted is q's, {q.dtype} on {q.device}")
-    if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"v: got shape {tuple(v.shape)}; accepted is k's {tuple(k.shape[:-1])} before head_dim")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"k: got head_dim {k.shape[-1]}; accepted is q's, {q.shape[-1]}")
-    if q.ndim != k.ndim or q.shape[:-3] != k.shape[:-3]:
-        raise ValueError(f"k: got shape {tuple(k.shape)}; accepted are q's leading dimensions, {tuple(q.shape[:-2])}")
-    if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
-        raise ValueError(f"k: got {k.shape[-3]} heads; accepted is a divisor of q's {q.shape[-3]} heads (GQA)")
+        accepted = "a floating-point tensor (batch, heads, sequence, head_dim)"
+        is_accepted = isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 2
+        yield is_accepted, f"{name}: got {_describe(x)}; accepted is {accepted}"
+        yield 0 not in x.shape, f"{name}: got shape {tuple(x.shape)}; accepted are dimensions of at least 1"
+        accepted = f"q's, {q.dtype} on {q.device}"
+        yield (x.dtype, x.device) == (q.dtype, q.device), f"{name}: got {x.dtype} on {x.device}; accepted is {accepted}"
+    accepted = f"k's {tuple(k.shape[:-1])} before head_dim"
+    yield k.shape[:-1] == v.shape[:-1], f"v: got shape {tuple(v.shape)}; accepted is {accepted}"
+    yield q.shape[-1] == k.shape[-1], f"k: got head_dim {k.shape[-1]}; accepted is q's, {q.shape[-1]}"
+    accepted = f"q's leading dimensions, {tuple(q.shape[:-2])}"
+    leads_agree = q.ndim == k.ndim and q.shape[:-3] == k.shape[:-3]
+    yield leads_agree, f"k: got shape {tuple(k.shape)}; accepted are {accepted}"
+    heads, kv_heads = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k))
+    yield heads % kv_heads == 0, f"k: got {kv_heads} heads; accepted is a divisor of q's {heads} heads (GQA)"
+
+
+def _rules_of_options(q, k, settings) -> Iterator[tuple[bool, str]]:
+    """Yield the same for the options of a call whose tensors fit."""
     for name in ("scale", "softcap"):
         x = getattr(settings, name)
-        if x is not None and not (_is_number(x) and math.isfinite(x) and x > 0):
-            raise ValueError(f"{name}: got {x!r}; accepted is a finite number above 0, or None")
-    if not isinstance(settings.causal, (bool, np.bool_)):
-        raise ValueError(f"causal: got {settings.causal!r}; accepted are True and False")
-    window, p = settings.window, settings.dropout_p
-    if window is not None and not (
-        isinstance(window, (tuple, list)) and len(window) == 2 and all(map(_is_side, window))
-    ):
-        raise ValueError(f"window: got {window!r}; accepted is (left, right), keys from 0, or None for no limit")
-    if not (_is_number(p) and 0 <= p < 1) or (p > 0) != (settings.keep is not None):
-        raise ValueError(f"dropout_p: got {p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask")
+        is_accepted = x is None or _is_number(x) and math.isfinite(x) and x > 0
+        yield is_accepted, f"{name}: got {x!r}; accepted is a finite number above 0, or None"
+    causal, window, p = settings.causal, settings.window, settings.dropout_p
+    yield isinstance(causal, (bool, np.bool_)), f"causal: got {causal!r}; accepted are True and False"
+    is_accepted = isinstance(window, (tuple, list)) and len(window) == 2 and all(map(_is_side, window))
+    accepted = "(left, right), keys from 0, or None for no limit"
+    yield window is None or is_accepted, f"window: got {window!r}; accepted is {accepted}"
+    is_accepted = _is_number(p) and 0 <= p < 1 and (p > 0) == (settings.keep is not None)
+    yield is_accepted, f"dropout_p: got {p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask"
     full = (*q.shape[:-1], k.shape[-2])
     for name, kinds in (("mask", "boolean or floating-point"), ("keep", "boolean")):
         x = getattr(settings, name)
-        if x is None:
-            continue
-        if not isinstance(x, Tensor) or not (x.dtype == torch.bool or (name == "mask" and x.is_floating_point())):
-            raise ValueError(f"{name}: got {_describe(x)}; accepted is a {kinds} tensor")
-        try:
-            fits = np.broadcast_shapes(x.shape, full) == full
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}")
+        if x is not None:
+            is_accepted = isinstance(x, Tensor) and (x.dtype == torch.bool or name == "mask" and x.is_floating_point())
+            yield is_accepted, f"{name}: got {_describe(x)}; accepted is a {kinds} tensor"
+            yield (
+                _broadcasts(x.shape, full),
+                f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}",
+            )
     x, due = settings.sinks, (q.shape[-3] if q.ndim > 2 else 1,)
-    if x is not None and not (isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape) == due):
-        raise ValueError(f"sinks: got {_describe(x)}; accepted is a floating-point tensor of shape {due}, one a head")
-    return settings
+    is_accepted = x is None or isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape) == due
+    yield is_accepted, f"sinks: got {_describe(x)}; accepted is a floating-point tensor of shape {due}, one a head"
 
 
 def _is_number(x):
@@ -124,6 +136,13 @@ def _is_number(x):
 def _is_side(x):
     """Whether x is one side of a window: None, or a number of keys."""
     return x is None or isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= 0
+
+
+def _broadcasts(shape, full):
+    try:
+        return np.broadcast_shapes(shape, full) == full
+    except ValueError:
+        return False
 
 
 def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: torch.device) -> Tensor:
@@ -144,15 +163,15 @@ def visible_rows(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     """Find the rows of a call that see a key.
 
     Args:
-        q, k, v, options: as `check`.
+        q, k, v, options: as `validate`.
 
     Returns:
         bool, broadcasts to (..., heads, n_q).
 
     Raises:
-        ValueError: as `check`.
+        ValueError: as `validate`.
     """
-    settings, n_q, n_kv = check(q, k, v, **options), q.shape[-2], k.shape[-2]
+    settings, n_q, n_kv = validate(q, k, v, **options), q.shape[-2], k.shape[-2]
     left, right = settings.window or (None, None)
     inside = within(n_q, n_kv, left, 0 if settings.causal else right, q.device)
     if settings.mask is None:
@@ -173,7 +192,7 @@ def finite(x: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Options:
+class ResolvedOptions:
     """The options of a call, checked and expanded to its tensors; `rows` cuts out those of some rows of one head."""
 
     lead: tuple  # leading dimensions of q, the heads included
@@ -190,16 +209,16 @@ class Options:
     sinks: Tensor | None = None  # (heads of lead,)
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, **options) -> "Options":
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, **options) -> "ResolvedOptions":
         """Check the options of a call against its tensors, and expand them.
 
         Args:
-            q, k, v, options: as `check`.
+            q, k, v, options: as `validate`.
 
         Raises:
-            ValueError: as `check`.
+            ValueError: as `validate`.
         """
-        settings = check(q, k, v, **options)
+        settings = validate(q, k, v, **options)
         lead, n_q, n_kv = tuple(q.shape[:-2]), q.shape[-2], k.shape[-2]
         left, right = settings.window or (None, None)
         if settings.causal:
@@ -231,7 +250,7 @@ class Scores:
     (rows, n_kv) of these rows, or None; sink: (1, 1) or None; products: the Dot that sums Q Kᵀ."""
 
     def __init__(
-        self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None, sink: Tensor | None,
+        self, options: ResolvedOptions, here: slice, mask: Tensor | None, keep: Tensor | None, sink: Tensor | None,
         products: Dot,
     ):  # fmt: skip
         self.o, self.mask, self.keep_mask, self.sink, self.products = options, mask, keep, sink, products

@@ -2,21 +2,14 @@
 
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
+from fa_lib.kernels.options import Keys, Outputs, Queries, Values
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
 from fa_lib.kernels.tiling import Tiling
 
 
-def baseline(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+def baseline(q: Queries, k: Keys, v: Values, **options) -> Outputs:
     """Emulate Baseline Attention: S, P and O in q's dtype, the softmax inside in FP32 (`Precision.materialized`).
 
     Args:
@@ -30,12 +23,7 @@ def baseline(
     return reference(q, k, v, precision=Precision.materialized(q.dtype), **options)
 
 
-def as_shipped(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+def as_shipped(q: Queries, k: Keys, v: Values, **options) -> Outputs:
     """Emulate FlashAttention-2 as shipped: O and l carried in FP32 (`Precision.kernel`), in tiles of 64.
 
     Args:
@@ -49,12 +37,7 @@ def as_shipped(
     return tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(q.dtype), **options)
 
 
-def every_step(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+def every_step(q: Queries, k: Keys, v: Values, **options) -> Outputs:
     """Emulate Flash of arXiv 2405.02803: every step in q's dtype, O and l too (`Precision.uniform`, fa1), tiles of 64.
 
     Args:

@@ -11,7 +11,6 @@ from torch import Tensor
 from fa_lib.kernels.rows import nonzero
 from fa_lib.numerics.block_formats import E8M0
 from fa_lib.numerics.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
-from fa_lib.numerics.sum_torch import power
 
 PER = ("none", "tensor", "head", "block", "token", "group")
 
@@ -164,6 +163,11 @@ class Scheme:
         """Quantise x with one scale for each amax, which broadcasts to x."""
         scale = self._scale(amax)
         return self._elements(x, scale) * scale
+
+
+def power(e: Tensor) -> Tensor:
+    """Compute 2**e of int64 e, as float64 of e's shape: exactly, as torch's own powers need not be."""
+    return (e + 1023 << 52).view(torch.float64)
 
 
 def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.block_scaled_products import ScaledProducts
-from fa_lib.kernels.options import check
+from fa_lib.kernels.options import Keys, Outputs, Queries, Values, validate
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme, rotated, smoothed
 from fa_lib.kernels.rows import stored
@@ -160,16 +160,16 @@ class Quantization:
 
 
 def attention(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    q: Queries,
+    k: Keys,
+    v: Values,
     quantization: Quantization,
     *,
     tiling: Tiling,
     precision: Precision | None = None,
     algorithm: Algorithm | str = "fa2",
     **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+) -> Outputs:
     """Compute attention by `tiled` with quantised operands. It is a forward pass: the result has no gradient.
 
     Products are summed as `precision.products` says, from the values of the elements times their scales; or, where it
@@ -192,7 +192,7 @@ def attention(
         with sinks or softcap, which see more of a score than its distance from the others; an operand or a cache that
         the unit of `precision.products` cannot multiply.
     """
-    settings = check(q, k, v, **options)
+    settings = validate(q, k, v, **options)
     if quantization.smooth and (settings.sinks is not None or settings.softcap is not None):
         raise ValueError("smooth: got True with sinks or softcap; accepted is it without them: they change the result")
     p = quantization.p

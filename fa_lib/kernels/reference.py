@@ -3,24 +3,17 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.options import Options, finite
+from fa_lib.kernels.options import Keys, Outputs, Queries, ResolvedOptions, Values, finite
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
 from fa_lib.numerics.formats import FP64, Format
 
 
-def reference(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    precision: Precision,
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+def reference(q: Queries, k: Keys, v: Values, *, precision: Precision, **options) -> Outputs:
     """Compute Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says. Differentiable.
 
     With `Precision.materialized(fmt)` it is PyTorch's unfused attention in fmt, the paper's Baseline. It is not
@@ -30,7 +23,7 @@ def reference(
         q: (batch, heads, n_q, head_dim), any number of leading dimensions.
         k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads (GQA).
         precision: a Precision.
-        options: of `options.Asked`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
+        options: of `options.CallOptions`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Returns:
         o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
@@ -39,7 +32,7 @@ def reference(
     Raises:
         ValueError: an argument does not fit.
     """
-    settings = Options.of(q, k, v, **options)
+    settings = ResolvedOptions.of(q, k, v, **options)
     p = rounding(precision)
 
     def rows(q, k, v, scores):
@@ -72,13 +65,7 @@ def reference(
 
 
 def golden(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    inputs: Format | str,
-    allow_nonfinite: bool = False,
-    **options,
+    q: Queries, k: Keys, v: Values, *, inputs: Format | str, allow_nonfinite: bool = False, **options
 ) -> Float64[Tensor, "*lead n_q d_v"]:
     """Compute the golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too. (For kernels
     that run in FP64 themselves there is `golden_pair`.)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fa_lib.kernels.options import Options, Scores
+from fa_lib.kernels.options import ResolvedOptions, Scores
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import round_to
 
@@ -28,7 +28,7 @@ def by_rows(
     kernel: Callable,
     tensors: tuple[Tensor, Tensor, Tensor],
     precision: Precision,
-    options: Options,
+    options: ResolvedOptions,
     *,
     features: int,
     width: int,
@@ -42,7 +42,7 @@ def by_rows(
             `precision.inputs`, the Scores of these rows, and the same rows of `beside`; returns (rows, features).
         tensors: Q, K and V of the call.
         precision: its Precision.
-        options: its Options.
+        options: its ResolvedOptions.
         features: of the result.
         width: number of keys that the kernel works on at once; it decides how many rows fit the cache.
         rows: number of rows to work on at once; None is as many as fit the cache.
@@ -66,7 +66,7 @@ def by_rows(
     return out.reshape(*options.lead, options.n_q, features)
 
 
-def rows_at_once(q: Tensor, width: int, options: Options) -> int:
+def rows_at_once(q: Tensor, width: int, options: ResolvedOptions) -> int:
     """Compute how many rows of q (heads, n_q, head_dim) to work on at once: as many as have a tile of S, `width` keys
     wide, that fits the cache; at least FEWEST."""
     return max(FEWEST, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))

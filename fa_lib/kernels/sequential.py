@@ -3,17 +3,12 @@
 import math
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from fa_lib.kernels.eager import as_many_heads
-from fa_lib.kernels.options import check, within
+from fa_lib.kernels.options import Keys, Outputs, Queries, Values, validate, within
 
 
-def sequential(
-    q: Float[Tensor, "*lead n_q d"], k: Float[Tensor, "*kv_lead n_kv d"], v: Float[Tensor, "*kv_lead n_kv d_v"],
-    **options,
-) -> Float[Tensor, "*lead n_q d_v"]:  # fmt: skip
+def sequential(q: Queries, k: Keys, v: Values, **options) -> Outputs:
     """Compute attention with sums, over head_dim and over keys, that are taken in order: each product and addition
     rounds.
 
@@ -31,7 +26,7 @@ def sequential(
     Raises:
         ValueError: an argument does not fit, or there is dropout.
     """
-    settings = check(q, k, v, **options)
+    settings = validate(q, k, v, **options)
     if settings.keep is not None:
         raise ValueError("keep: got a mask of dropout; accepted is a call without dropout")
     scale, softcap, added, blind = settings.scale or 1 / math.sqrt(q.shape[-1]), settings.softcap, None, None

@@ -18,11 +18,7 @@ from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, E4M3, FP16, Format, FormatLike
 from fa_lib.numerics.tensor_cores import TensorCore
 
-AMPERE_ON, HOPPER, BLACKWELL = (
-    ("A100", "L40S", "H100", "H200", "B200"),
-    ("H100", "H200"),
-    ("B200",),
-)  # of UNITS
+AMPERE_ON, HOPPER, BLACKWELL = (("A100", "L40S", "H100", "H200", "B200"), ("H100", "H200"), ("B200",))  # of UNITS
 
 
 def torch_cpu(fmt: FormatLike, n_q: int) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from fa_lib.kernels.algorithm import LN2, Algorithm
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.options import Options, Scores
+from fa_lib.kernels.options import Keys, Outputs, Queries, ResolvedOptions, Scores, Values
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, dropped, nonzero, rounding, stored, tiles
 from fa_lib.kernels.tiling import Tiling
@@ -21,16 +21,16 @@ Carried: TypeAlias = tuple[Tensor, Tensor, Tensor]  # m (rows, 1), l (rows, 1), 
 
 
 def tiled(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    q: Queries,
+    k: Keys,
+    v: Values,
     *,
     tiling: Tiling,
     precision: Precision,
     algorithm: Algorithm | str = "fa2",
     rows: int | None = None,
     **options,
-) -> Float[Tensor, "*lead n_q d_v"]:
+) -> Outputs:
     """Compute Flash Attention with online softmax, each step rounded as `precision` says. Differentiable, as FA is.
 
     With a sink the row maximum and the row sum begin there: m = sink, l = 1, O = 0 (of the first part, with splits).
@@ -57,7 +57,7 @@ def tiled(
     """
     if not isinstance(tiling, Tiling):
         raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
-    how, settings, p = Algorithm.of(algorithm), Options.of(q, k, v, **options), rounding(precision)
+    how, settings, p = Algorithm.of(algorithm), ResolvedOptions.of(q, k, v, **options), rounding(precision)
     forward_pass = Forward.of(p, how, settings.scale, tiling.block_kv)
     forward_settings = unscaled(settings) if how.scale_in_exponent else settings
 
@@ -221,7 +221,7 @@ def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O / nonzero(l))
 
 
-def unscaled(asked: Options) -> Options:
+def unscaled(asked: ResolvedOptions) -> ResolvedOptions:
     """Return the options of a call with scale 1, so that its scores are Q Kᵀ.
 
     Raises:
@@ -254,14 +254,7 @@ def times_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O * p.row_sum(1 / nonzero(l)))
 
 
-def rescales(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    *,
-    tiling: Tiling,
-    precision: Precision,
-    **options,
-) -> Int[Tensor, "*lead n_q"]:
+def rescales(q: Queries, k: Keys, *, tiling: Tiling, precision: Precision, **options) -> Int[Tensor, "*lead n_q"]:
     """Count how often a tile after its first raises each row's maximum: the rescales that change a value.
 
     Args:
@@ -272,7 +265,7 @@ def rescales(
     Returns:
         int64 (..., heads, n_q).
     """
-    settings, p = Options.of(q, k, k, **options), precision
+    settings, p = ResolvedOptions.of(q, k, k, **options), precision
 
     def count_rows(q_i, k, _, scores):
         m = None if scores.sink is None else p.maximum(p.scores(scores.sink))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.numerics import double_double, sum_loops, sum_torch
+from fa_lib.numerics import double_double, sum_loops
 from fa_lib.numerics.formats import Format, FormatLike
 
 VANISHES, FEW = -746.0, 1 << 12  # below it exp(x) is 0 in float64; values that are not looked through for such
@@ -51,7 +51,7 @@ class Dot:
         a, b = torch.broadcast_tensors(a, b)
         c = a.new_zeros(a.shape[:-1]) if c is None else c.expand(a.shape[:-1])
         rows = a.reshape(-1, 1, a.shape[-1]), b.reshape(-1, a.shape[-1], 1), c.reshape(-1, 1, 1)
-        return self.with_torch(*rows).reshape(a.shape[:-1])
+        return self._on_cpu(*rows).reshape(a.shape[:-1])
 
     def matmul(
         self, A: Float64[Tensor, "... m k"], B: Float64[Tensor, "... k n"], C: Float64[Tensor, "... m n"] | None = None
@@ -70,24 +70,18 @@ class Dot:
         m, n = A.shape[-2], B.shape[-1]
         C = A.new_zeros(*lead, m, n) if C is None else C.expand(*lead, m, n)
         A, B, C = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (A, B, C))
-        product = self.with_numba if A.device.type == "cpu" else self.with_torch
-        return product(A, B, C).reshape(*lead, m, n)
+        return self._on_cpu(A, B, C).reshape(*lead, m, n)
+
+    def _on_cpu(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return self.summed(a.cpu(), b.cpu(), c.cpu()).to(a.device)
 
     def scores(self, Q: Float64[Tensor, "... m d"], K: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... m n"]:
         """Compute Q Kᵀ, float64 (..., m, n), of Q (..., m, d) and K (..., n, d). P V is a `matmul`: a Dot may quantise
         the operands of each product in its own way."""
         return self.matmul(Q, K.mT)
 
-    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b (batch, m, n) on a CPU; a: (batch, m, k), b: (batch, k, n), c: (batch, m, n).
-
-        Raises:
-            NotImplementedError: the subclass does not define it.
-        """
-        raise NotImplementedError
-
-    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b as `with_numba` does, in torch's operations, on any device.
+    def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b (batch, m, n) of tensors on the CPU; a: (batch, m, k), b: (batch, k, n), c: (batch, m, n).
 
         Raises:
             NotImplementedError: the subclass does not define it.
@@ -115,8 +109,8 @@ class Exact(Dot):
         """Compute C + A B, (..., m, n), as `Dot.matmul`."""
         return A @ B if C is None else C + A @ B
 
-    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
+    def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.summed`."""
         return c + a @ b
 
 
@@ -128,13 +122,9 @@ class DoubleDouble(Dot):
     Factors of 2**996 and more overflow where they are split, and give NaN.
     """
 
-    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
+    def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.summed`."""
         return sum_loops.threaded(double_double.rounded, a, b, c)
-
-    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
-        return self.with_numba(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
 
     def totals(self, P: Tensor) -> Tensor:
         """Sum each row, (..., keys) -> (..., 1), in double-double."""
@@ -167,13 +157,9 @@ class Ordered(Dot):
         if self.fmt.mode != "nearest":
             raise ValueError(f"fmt: got {self.fmt}, rounded {self.fmt.mode}; accepted is a format rounded to nearest")
 
-    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
+    def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.summed`."""
         return sum_loops.threaded(sum_loops.LOOPS[self.order], a, b, c, self.fmt.grid)
-
-    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
-        return sum_torch.ordered_sum(self.fmt, self.order, a, b.mT, c)
 
 
 EXACT, DOUBLE_DOUBLE = Exact(), DoubleDouble()

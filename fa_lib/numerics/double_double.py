@@ -127,10 +127,7 @@ def _exp(x, y, high, low, values, values_low, constants):
             step = np.int64(steps[i])
             v[i], v_low[i] = values[step & (STEPS - 1)], values_low[step & (STEPS - 1)]
             n = step >> SHIFT
-            half[i], rest[i] = (
-                power_of_two(n >> 1),
-                power_of_two(n - (n >> 1)),
-            )  # 2**n, which may be no float64
+            half[i], rest[i] = (power_of_two(n >> 1), power_of_two(n - (n >> 1)))  # 2**n, which may be no float64
         for i in range(width):  # its series, below r**4 in float64, times 2**(k / STEPS)
             t = r[i]
             h, g = _add(1 / 24, t * (1 / 120 + t * (1 / 720 + t * (1 / 5040 + t / 40320))))

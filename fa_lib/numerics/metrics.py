@@ -1,19 +1,14 @@
-"""How far a result is from the golden value, and two sets of weights from each other."""
+"""How far a result is from the golden value."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fa_lib.numerics.formats import Format, FormatLike
-from fa_lib.numerics.sorting import sorted_values
-
-MANY = 1 << 21  # values that are sorted in less time than the half second in which `sorted_values` is compiled
 
 
 @dataclass(frozen=True)
@@ -103,56 +98,3 @@ def over_baseline(error: Any, baseline: Any) -> Any:
         return math.nan if math.isnan(error) else 1.0 if error == 0 else math.inf
     with np.errstate(divide="ignore", invalid="ignore"):
         return (error / baseline).where((error != 0) | (baseline != 0), 1.0)
-
-
-def wasserstein(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
-    """Compute the 1-D Wasserstein distance between the values of two tensors: the area between their distribution
-    functions.
-
-    For equal sizes it is the mean of |sort(a) - sort(b)|. It does not see which value moved where.
-
-    Args:
-        a, b: tensors or arrays of any shape, not empty.
-
-    Returns:
-        float; NaN where an input holds NaN.
-
-    Raises:
-        ValueError: one is empty.
-    """
-    a, b = (_values(x) for x in (a, b))
-    if not a.size or not b.size:
-        raise ValueError(f"a, b: got {a.size} and {b.size} values; accepted is at least one each")
-    if a.size + b.size < 1 << 16:  # threads take longer to start
-        a, b = np.sort(a), np.sort(b)
-    else:
-        with ThreadPoolExecutor(2) as pool:  # both sorts let go of the GIL, and are faster than torch's
-            a, b = pool.map(_sorted, (a, b), (_space(a), _space(b)))
-    if a.size == b.size:
-        return float(_mean_distance(a, b))
-    merged = np.concatenate((a, b))
-    merged = _sorted(merged, _space(merged))
-    share_a, share_b = (np.searchsorted(x, merged[:-1], side="right") / x.size for x in (a, b))
-    return float(np.abs(share_a - share_b) @ np.diff(merged).astype(np.float64))
-
-
-def _values(x):
-    x = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
-    x = x if x.dtype in (torch.float32, torch.float64) else x.double()
-    return x.reshape(-1).numpy()
-
-
-def _space(x):
-    """What `_sorted` works in; None where it takes numpy's sort."""
-    return np.empty((2, x.size), np.float32) if x.dtype == np.float32 and x.size >= MANY else None
-
-
-def _sorted(x, space):
-    return np.sort(x) if space is None else sorted_values(x, space)
-
-
-def _mean_distance(a, b, block=1 << 16):
-    total = 0.0
-    for i in range(0, a.size, block):
-        total += np.abs(a[i : i + block].astype(np.float64) - b[i : i + block]).sum()
-    return total / a.size

@@ -1,7 +1,7 @@
 """How the products of a matrix product are added up: compiled loops over float64 arrays, on the grids of formats.
 
 Each computes c + a b for a (m, k), b (k, n), c and out (m, n), a few columns at a time, so that a step is one operation
-on all of them. `sum_torch` has the same sums in torch's operations.
+on all of them.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fa_lib.numerics import sum_torch
 from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, nearest
-from fa_lib.numerics.sum_torch import NOTHING
 
 LANES = 128  # columns at a time
 SLICE = 1 << 16  # products that are worth a thread
+NOTHING = -(1 << 20)  # the exponent of a zero: it aligns nothing
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
@@ -116,7 +115,7 @@ def grouped(a, b, c, out, rule, grid):
     """Write c + a b to out, summed as a `ScaledCore` sums.
 
     Args:
-        a: (m, k + k / group), of `sum_torch.with_exponents`.
+        a: (m, k + k / group), of `tensor_cores.with_exponents`.
         b: (k + k / group, n), the same.
         c, out: float64 (m, n).
         rule: block, group (products of a group), F, and the exponent of a c of 0.
@@ -223,17 +222,27 @@ def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:
     """
     out = torch.empty(c.shape, dtype=torch.float64)
     x, y, z, result = (tensor.contiguous().numpy() for tensor in (a, b, c, out))
-    size = a.shape[1] if out.numel() * a.shape[-1] < SLICE else -(-a.shape[1] // torch.get_num_threads())
+    threads = 1 if out.numel() * a.shape[-1] < SLICE else torch.get_num_threads()
+    size = max(1, -(-a.shape[1] // threads))
     tasks = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
 
     def work(task):
         t, i = task
         loop(x[t, i], y[t], z[t, i], result[t, i], *args)
 
-    if len(tasks) == 1 or torch.get_num_threads() == 1:
+    if len(tasks) == 1 or threads == 1:
         for task in tasks:
             work(task)
     else:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, tasks))
-    return sum_torch.with_special(out, a, b.mT, c)
+    return _with_special(out, a, b, c)
+
+
+def _with_special(out, a, b, c):
+    """Replace elements of out by the exact sum's NaN and infinity where a factor or c is not finite."""
+    if all(x.sum().isfinite() for x in (a, b, c)):  # a sum that overflows is looked at like infinity
+        return out
+    rows, columns = ~a.isfinite().all(-1), ~b.isfinite().all(-2)
+    special = rows[:, :, None] | columns[:, None, :] | ~c.isfinite()
+    return torch.where(special, c + a @ b, out) if special.any() else out

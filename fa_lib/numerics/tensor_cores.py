@@ -3,17 +3,17 @@
 Factors with block scales (MXFP8, MXFP4 and NVFP4 on a B200) are summed by a `ScaledCore`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fa_lib.numerics import sum_loops, sum_torch
+from fa_lib.numerics import sum_loops
 from fa_lib.numerics.block_formats import BLOCKS, MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Blocks
 from fa_lib.numerics.dots import Dot
 from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format, FormatLike
+from fa_lib.numerics.sum_loops import NOTHING
 
 E8M13 = replace(Format.of((8, 14)), name="E8M13")  # of FP8 products: FP32's exponents and 13 fraction bits
 MEASURED = "arXiv 2511.10909; measured, arXiv 2512.07004"
@@ -87,27 +87,14 @@ class TensorCore(Dot):
             raise ValueError(f"result: got {requested} for {fmt} on {unit}; accepted is {accepted}")
         return replace(core, two_level=two_level)
 
-    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
-        rule = self.inputs.emin, self.block, self.F, self.two_level or 0
-
-        def sums(a, b, c):
-            return sum_loops.threaded(sum_loops.chained, a, b, c, rule, self.result.grid, self.to_nearest)
-
-        return self._in_blocks(sums, a, b, c)
-
-    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
-        return self._in_blocks(lambda a, b, c: sum_torch.tensor_core_sum(self, a, b.mT, c), a, b, c)
-
-    def _in_blocks(self, sums: Callable[..., Tensor], a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Call sums(a, b, c), with one block after the other where there is an infinity: it may meet the opposite
-        infinity of a sum that overflowed in an earlier block, which gives NaN."""
-        k, block = a.shape[-1], self.block
-        if self.two_level or k <= block or all(x.sum().isfinite() for x in (a, b, c)):
-            return sums(a, b, c)
-        for first in range(0, k, block):
-            c = sums(a[..., first : first + block], b[..., first : first + block, :], c)
+    def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.summed`. An infinity may meet the opposite infinity of a sum that
+        overflowed in an earlier block, which gives NaN: where there is one, blocks are summed one by one."""
+        k, rule = a.shape[-1], (self.inputs.emin, self.block, self.F, self.two_level or 0)
+        step = k if self.two_level or all(x.sum().isfinite() for x in (a, b, c)) else self.block
+        for first in range(0, k, max(1, step)):
+            factors = a[..., first : first + step], b[..., first : first + step, :]
+            c = sum_loops.threaded(sum_loops.chained, *factors, c, rule, self.result.grid, self.to_nearest)
         return c
 
 
@@ -177,16 +164,35 @@ class ScaledCore(TensorCore):
             if not x.shape[-1] == k == scale.shape[-1] * fmt.size or scale.dtype != torch.float64:
                 got = f"{name}: got {x.shape[-1]} elements with {scale.shape[-1]} scales in {scale.dtype}"
                 raise ValueError(f"{got}; accepted are a's {k}, with a scale in float64 for every {fmt.size} of them")
-        return [sum_torch.with_exponents(x, scale, fmt, self.group) for x, scale in zip((a, b), scales)]
+        return [with_exponents(x, scale, fmt, self.group) for x, scale in zip((a, b), scales)]
 
-    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
+    def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.summed`."""
         rule = self.block, self.group, self.F, self.zero
         return sum_loops.threaded(sum_loops.grouped, a, b, c, rule, self.result.grid)
 
-    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
-        return sum_torch.block_scaled_sum(self, a, b.mT, c)
+
+def with_exponents(x: Tensor, scale: Tensor, fmt: Blocks, group: int) -> Tensor:
+    """Multiply elements by their scales, and append the exponents of their groups.
+
+    Args:
+        x: float64 (..., k), the elements.
+        scale: float64 (..., k / size).
+        fmt: one of `block_formats.BLOCKS`.
+        group: number of elements whose products make one term.
+
+    Returns:
+        float64 (..., k + k / group): the k values, then the number that each group adds to the exponent of its term.
+    """
+    e = _exponents(scale, fmt.scale).repeat_interleave(fmt.size // group, -1)
+    e = e + _exponents(x, fmt.element) if group == 1 else e
+    return torch.cat([x * scale.repeat_interleave(fmt.size, -1), e.double()], -1)
+
+
+def _exponents(x: Tensor, fmt: Format) -> Tensor:
+    """Compute floor(log2 |x|), int64 of x's shape, at least the format's emin; NOTHING of 0."""
+    e = ((x.contiguous().view(torch.int64) >> 52 & 0x7FF) - 1023).clamp(min=fmt.emin)
+    return e.where(x != 0, NOTHING)
 
 
 def _units(unit: str, block: int, F: int, *inputs: Format, source: str = MEASURED, **more) -> list[TensorCore]:

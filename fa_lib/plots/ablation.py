@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn
@@ -10,13 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fa_lib.experiments.ablation import REFERENCES, STARTS, STEPS
-from fa_lib.experiments.law import VALUES
 from fa_lib.numerics.formats import BF16
 from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
-from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, styled
-from fa_lib.theory.law import bits_for
+from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, panels, styled
+from fa_lib.theory.law import VALUES_OF, bits_for
 
 _COLORS = {"shipped": FLASH, "all_bf16": BASELINE}
 _MARKERS = {"fa1": "o", "fa2": "s"}
@@ -30,18 +28,16 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.ablation.ladder`.
     """
-    distributions = list(dict.fromkeys(table.distribution))
-    size = (5.0 * len(distributions), 4.4)
-    figure, axes = plt.subplots(1, len(distributions), figsize=size, sharey=True, squeeze=False)
+    distributions, figure, axes = panels(table, 4.4, 5.0)
     table = table.assign(kernel=table.start + " " + table.algorithm)
     marks = {
         f"{start.key} {algorithm}": Mark(f"{start.label}; {algorithm}", _COLORS[start.key], marker)
         for start in STARTS.values()
         for algorithm, marker in _MARKERS.items()
     }
-    for ax, distribution in zip(axes[0], distributions):
+    for ax, distribution in zip(axes, distributions):
         rows = table[table.distribution == distribution]
-        points(ax, rows, "times_max", ("step", STEPS), ("kernel", marks), "best" if ax is axes[0][0] else "")
+        points(ax, rows, "times_max", ("step", STEPS), ("kernel", marks), "best" if ax is axes[0] else "")
         ax.axvline(1, color=INK, lw=0.9)
         ax.set(xscale="log", xlabel="max error to golden / Baseline's", title=INPUTS[distribution])
         log_ticks(ax.xaxis)
@@ -49,7 +45,7 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
             y = list(STEPS).index(step)
             ax.axhspan(y - 0.42, y + 0.42, color="#f2e3d8", zorder=0, lw=0)
     look = dict(frameon=True, framealpha=1, edgecolor="none", borderpad=0.1)  # over the line at 1
-    seaborn.move_legend(axes[0][0], "upper center", title=None, fontsize=6.5, **look)
+    seaborn.move_legend(axes[0], "upper center", title=None, fontsize=6.5, **look)
     alone = table[table.start == "shipped"].groupby(["distribution", "algorithm", "step"]).times_max.mean()
     beyond = [label for step, label in STEPS.items() if (alone.xs(step, level="step") > 1).any()]
     title = f"Steps that in BF16 take a shipped kernel past Baseline's error: {', '.join(beyond) or 'none'}"
@@ -71,10 +67,8 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.ablation.carried`.
     """
-    distributions = list(dict.fromkeys(table.distribution))
-    size = (3.4 * len(distributions) + 1.2, 4.4)
-    figure, axes = plt.subplots(1, len(distributions), figsize=size, sharey=True, squeeze=False)
-    for ax, distribution in zip(axes[0], distributions):
+    distributions, figure, axes = panels(table, 4.4, 3.4, margin=1.2)
+    for ax, distribution in zip(axes, distributions):
         rows = table[table.distribution == distribution]
         grid = rows.pivot_table(index="bits", columns="tiles", values="times_max").sort_index(ascending=False)
         x, bits = np.log2(grid.columns.to_numpy(float)), grid.index.to_numpy(float)
@@ -83,20 +77,20 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
             color = "white" if value > 5 else INK
             words = f"{value:.2g}" if value < 10 else f"{value:.0f}"
             ax.text(x[j], bits[i], words, color=color, fontsize=7, ha="center", va="center")
-        ax.plot(x, [_twice(tiles, VALUES[distribution]) for tiles in grid.columns], color=INK, lw=1.2)
+        ax.plot(x, [_twice(tiles, VALUES_OF[distribution]) for tiles in grid.columns], color=INK, lw=1.2)
         ax.set(xlabel="tiles of 64 keys", title=INPUTS[distribution])
         ax.set_xticks(x, labels=[str(tiles) for tiles in grid.columns])
         ax.set_yticks(bits, labels=[str(count) for count in grid.index])
         ax.set_xlim(_edges(x)[0], _edges(x)[-1])
         ax.tick_params(length=0)
         ax.grid(False)
-    axes[0][0].set_ylabel("significant bits of O and l (to scale)")
+    axes[0].set_ylabel("significant bits of O and l (to scale)")
     for count, words in MARKED.items():
         if count in grid.index:
             style = dict(textcoords="offset points", va="center", fontsize=7, annotation_clip=False)
-            axes[0][-1].annotate(words, (_edges(x)[-1], count), (6, 0), **style)
+            axes[-1].annotate(words, (_edges(x)[-1], count), (6, 0), **style)
     bar: dict[str, Any] = dict(location="left", label="max error, Flash / Baseline", pad=0.16)
-    figure.colorbar(axes[0][0].collections[0], ax=axes[0][0], format=FuncFormatter(lambda x, _: f"{2.0**x:g}"), **bar)
+    figure.colorbar(axes[0].collections[0], ax=axes[0], format=FuncFormatter(lambda x, _: f"{2.0**x:g}"), **bar)
     seeds = table.groupby(["distribution", "bits", "tiles"]).times_max
     spread = ((seeds.max() - seeds.min()) / seeds.mean()).median()
     title = "Four times the tiles need one bit more of O and l (line: twice Baseline's error, by the law)"
@@ -130,17 +124,15 @@ def references(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.ablation.references`.
     """
-    distributions = list(dict.fromkeys(table.distribution))
-    size = (5.0 * len(distributions), 3.2)
-    figure, axes = plt.subplots(1, len(distributions), figsize=size, sharey=True, squeeze=False)
+    distributions, figure, axes = panels(table, 3.2, 5.0)
     by = ["distribution", "seed"]
     baseline = table[table.kernel == "baseline_fp16"].set_index([*by, "against"])[list(_MEASURES)]
     own = baseline.xs("golden_rounded", level="against")
     flash = table[table.kernel == "flash_fp16"].set_index([*by, "against"])[list(_MEASURES)]
     yardstick = baseline.where(baseline > 0, own.reindex(baseline.index.droplevel("against")).to_numpy())
     times = over_baseline(flash, yardstick).reset_index().melt([*by, "against"], var_name="measure", value_name="times")
-    for ax, distribution in zip(axes[0], distributions):
-        rows, legend = times[times.distribution == distribution], "lower right" if ax is axes[0][0] else ""
+    for ax, distribution in zip(axes, distributions):
+        rows, legend = times[times.distribution == distribution], "lower right" if ax is axes[0] else ""
         points(ax, rows, "times", ("against", REFERENCES), ("measure", _MEASURES), legend)
         ax.axvline(1, color=INK, lw=0.9)
         ax.set(

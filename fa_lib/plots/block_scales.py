@@ -10,10 +10,7 @@ from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, INK, INPUTS, decades, styled
 
 _LABELS = INPUTS | {"shifted K": "channels of K far from zero"}
-_PARTS = {
-    "all": Mark("Q, K, V, P", FLASH, "o"),
-    "cache": Mark("a KV cache", BASELINE, "s"),
-}
+_PARTS = {"all": Mark("Q, K, V, P", FLASH, "o"), "cache": Mark("a KV cache", BASELINE, "s")}
 _OPERANDS = {"q": "Q alone", "k": "K alone", "v": "V alone", "p": "P alone"}
 _MARKS = ((BASELINE, "s"), (FORMATS["FP16"][0], "^"), (FLASH, "o"), (INK, "D"))
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.kernels.shipped import torch_cpu
-
 KERNELS = {  # of `experiments.microbenchmark`
     "baseline": "Baseline, softmax inside in FP32",
     "baseline_in_format": "Baseline, softmax in the format too",
@@ -19,7 +17,7 @@ def label(flash: str) -> str:
     return "Flash, every step in the format" if flash == "tiled" else f"kernel {flash!r}"
 
 
-def settings(table: pd.DataFrame) -> str:
+def settings_caption(table: pd.DataFrame) -> str:
     """Write the caption of a figure of `experiments.microbenchmark.compare`: every setting that the paper leaves out.
 
     Args:
@@ -52,21 +50,6 @@ def span(values: Iterable) -> str:
 def seeds_of(table: pd.DataFrame) -> str:
     """Write how many seeds the pairs of a table of `study.study` have, without "rerun", which needs only one."""
     return f"{span(table[table.pair != 'rerun'].groupby('pair').seed.nunique().unique())} seeds"
-
-
-def study_kernels(tokens: int, flash: str = "flash", device: str = "cpu") -> str:
-    """Say which kernels the study's arms are, and how many tiles they have.
-
-    Args:
-        tokens: of an image. flash, device: of the arm "flash".
-    """
-    words = "O and l in BF16: emulated, tiles of 64 keys (32 tiles: of 8), gradients by autograd."
-    if (flash, device) != ("flash", "cpu"):
-        return f"Flash: {flash} on {device}. {words}"
-    keys = torch_cpu("BF16", tokens)["tiling"].block_kv
-    tiles = -(-tokens // keys)
-    count = "one tile: no sum is rescaled" if tiles == 1 else f"{tiles} tiles"
-    return f"Flash: torch's CPU kernel, {keys} keys a tile, so {tokens} tokens are {count}. {words}"
 
 
 POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean over seeds; bands: min to max."

@@ -13,8 +13,8 @@ from IPython.display import Javascript, display
 from fa_lib.experiments.comparison import (
     PRESETS,
     STEPS,
+    Comparison,
     ExplorerSettings,
-    Found,
     compare,
     formats_of_steps,
     products_for,
@@ -43,31 +43,31 @@ IN_VIEW = Path(__file__).with_suffix(".js").read_text()
 STYLE = f"<style>\n{Path(__file__).with_suffix('.css').read_text()}</style>"
 
 
-def message(found: Found) -> str:
+def message(result: Comparison) -> str:
     """Say in one line how far Flash and Baseline are from the golden value."""
-    for key, d in found.deviations.items():
+    for key, d in result.deviations.items():
         if d.nonfinite:
             return f"{KERNELS[key]} gives {d.nonfinite:,} of {d.count:,} values that are NaN or infinite"
-    if not found.measured:
+    if not result.measured:
         return "Baseline is the golden value itself"
-    if 0.95 <= found.times < 1.05:
+    if 0.95 <= result.times < 1.05:
         return "Flash is as far as Baseline from the golden value"
-    if found.times < 1:
-        return f"Flash is nearer than Baseline to the golden value: {found.times:.2f} × its largest error"
-    return f"Flash is {found.times:.1f} × further than Baseline from the golden value"
+    if result.times < 1:
+        return f"Flash is nearer than Baseline to the golden value: {result.times:.2f} × its largest error"
+    return f"Flash is {result.times:.1f} × further than Baseline from the golden value"
 
 
-def reasons(setting: ExplorerSettings, found: Found) -> Iterator[str]:
+def reasons(setting: ExplorerSettings, result: Comparison) -> Iterator[str]:
     """Yield the sentences beside the verdict: the formats that O and l are carried in, how often they are rescaled, and
     whether errors have a sign."""
-    sums, flash = (setting.precision.accumulator, setting.precision.row_sum), found.deviations["flash"]
+    sums, flash = (setting.precision.accumulator, setting.precision.row_sum), result.deviations["flash"]
     low = any(fmt.precision < FP32.precision for fmt in sums)
     words = f"O in {sums[0]}, l in {sums[1]}: {'below FP32' if low else 'no less than kernels as shipped'}"
-    if found.tiles == 1:
+    if result.tiles == 1:
         yield f"One tile: nothing is carried or rescaled. It has {words}."
     else:
         yield f"From tile to tile it carries {words}."
-        words = f"Of {found.tiles} tiles, {found.rescales:.1f} raise a row's maximum and rescale it (mean over rows)"
+        words = f"Of {result.tiles} tiles, {result.rescales:.1f} raise a row's maximum and rescale it (mean over rows)"
         yield words + ("; fa4 leaves out what is below 2⁸." if setting.algorithm == "fa4" else ".")
     ulp, away = 2 * setting.fmt.unit_roundoff, abs(flash.bias) / flash.bias_se if flash.bias_se else 0.0
     if math.isfinite(away):
@@ -75,7 +75,7 @@ def reasons(setting: ExplorerSettings, found: Found) -> Iterator[str]:
         yield words + ("biased, for these K and V (compare seeds)." if away > BIASED else "no bias to be seen.")
 
 
-def in_numbers(setting: ExplorerSettings, found: Found) -> str:
+def in_numbers(setting: ExplorerSettings, result: Comparison) -> str:
     """Write the errors of Flash and Baseline as an HTML table, with the picture's caption."""
     u = setting.fmt.unit_roundoff
     head = ("", "largest error", "99 % below", "rms", "mean signed error", "not finite")
@@ -83,7 +83,7 @@ def in_numbers(setting: ExplorerSettings, found: Found) -> str:
         [f"<i style='background:{COLORS[key]}'></i><b>{KERNELS[key]}</b>"]
         + [f"{size / u:.3g} u" for size in (d.max, d.p99, d.rmse)]
         + [f"{d.bias / u / 2:+.3f} ± {d.bias_se / u / 2:.3f} ulp", f"{d.nonfinite:,}"]
-        for key, d in found.deviations.items()
+        for key, d in result.deviations.items()
     ]
     heads = "".join(f"<th>{cell}</th>" for cell in head)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
@@ -91,14 +91,14 @@ def in_numbers(setting: ExplorerSettings, found: Found) -> str:
     return f"{table}<div class='fa-caption'>{caption(setting)}</div>"
 
 
-def verdict_html(setting: ExplorerSettings, found: Found) -> str:
+def verdict_html(setting: ExplorerSettings, result: Comparison) -> str:
     """Write the verdict and its reasons as HTML."""
-    word, color = VERDICTS[found.verdict]
+    word, color = VERDICTS[result.verdict]
     rule = f"Our rule: at most {ALLOWED['o']} × Baseline's largest error."
-    items = "".join(f"<li>{sentence}</li>" for sentence in (rule, *reasons(setting, found)))
+    items = "".join(f"<li>{sentence}</li>" for sentence in (rule, *reasons(setting, result)))
     return (
         f"<div class='fa-head' role='status'><span class='fa-verdict' style='background: {color}'>{word}</span>"
-        f"<span>{message(found)}</span></div><ul class='fa-reasons'>{items}</ul>"
+        f"<span>{message(result)}</span></div><ul class='fa-reasons'>{items}</ul>"
     )
 
 
@@ -127,9 +127,9 @@ def explore() -> widgets.VBox:
         panel.add_class("fa-working")
         try:
             now = read(values())
-            found = compare(now)
-            above.value, below.value = verdict_html(now, found), in_numbers(now, found)
-            picture.value = png(now, found)
+            result = compare(now)
+            above.value, below.value = verdict_html(now, result), in_numbers(now, result)
+            picture.value = png(now, result)
         finally:
             panel.remove_class("fa-working")
 

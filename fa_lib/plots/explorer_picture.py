@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fa_lib.experiments.comparison import ExplorerSettings, Found
+from fa_lib.experiments.comparison import Comparison, ExplorerSettings
 from fa_lib.numerics.dots import EXACT, Dot, Ordered
 from fa_lib.numerics.tensor_cores import TensorCore
 from fa_lib.plots.style import BASELINE, FLASH, no_minor_ticks, plain_ticks, styled
@@ -37,14 +37,14 @@ def setting_line(setting: ExplorerSettings) -> str:
 
 
 @styled
-def picture(setting: ExplorerSettings, found: Found) -> Figure:
+def picture(setting: ExplorerSettings, result: Comparison) -> Figure:
     """Draw errors in units of the format's roundoff u: left each row's largest by position, right all signed ones."""
     u = setting.fmt.unit_roundoff
     # fixed margins: finding them takes longer than drawing; matplotlib's stub of Figure lacks its own "none"
     figure = Figure(figsize=(6.6, 2.9), dpi=170, layout="none")  # pyright: ignore[reportArgumentType]
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, gridspec_kw=dict(left=0.06, right=0.985, bottom=0.155, top=0.905, wspace=0.22))
-    errors = {key: error / u for key, error in found.errors.items()}  # (n, head_dim)
+    errors = {key: error / u for key, error in result.errors.items()}  # (n, head_dim)
     values = torch.cat([x[x.isfinite()] for x in errors.values()])
     reach = snapped(values.abs().max().item() if len(values) else 0.0)
     bins, lines = np.linspace(-reach, reach, 82), {}
@@ -64,7 +64,7 @@ def picture(setting: ExplorerSettings, found: Found) -> Figure:
     line_values = line_values[line_values.isfinite() & (line_values > 0)]
     low = 10 ** math.floor(math.log10(line_values.min() / 2)) if len(line_values) else reach / 100
     left.set(yscale="log", xlim=(0, setting.n), ylim=(low, 2 * reach), xlabel="position of the query")
-    right.set(yscale="log", xlim=(-reach, reach), ylim=(0.7 / found.errors["flash"].numel(), 1))
+    right.set(yscale="log", xlim=(-reach, reach), ylim=(0.7 / result.errors["flash"].numel(), 1))
     left.set_title("largest error of each row, in u")
     right.set(title="share of outputs by error, in u", xlabel="signed error (u)")
     for ax in (left, right):
@@ -87,9 +87,9 @@ def snapped(x: float) -> float:
 
 
 @styled
-def png(setting: ExplorerSettings, found: Found) -> bytes:
+def png(setting: ExplorerSettings, result: Comparison) -> bytes:
     """Draw the picture as the bytes of a PNG file, with the setting in its `Description`."""
     file = io.BytesIO()
     metadata = {"Description": setting_line(setting)}
-    picture(setting, found).canvas.print_png(file, metadata=metadata, pil_kwargs=dict(compress_level=1))
+    picture(setting, result).canvas.print_png(file, metadata=metadata, pil_kwargs=dict(compress_level=1))
     return file.getvalue()

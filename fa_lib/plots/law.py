@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import POINTS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INPUTS, by_seed, dots, log_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INPUTS, by_seed, dots, styled, tile_axis
 
 _ALGORITHMS = {
     "fa1": (FLASH, "o", "FA1: O divided by l at every tile"),
@@ -54,8 +54,4 @@ def _against_tiles(ax, table):
         ax.plot(means.index, means.simulated, color=color, lw=1.2, ls="--")
     ax.plot([], [], color=GREY, lw=1.2, label="the law: roundings counted")
     ax.plot([], [], color=GREY, lw=1.2, ls="--", label="the simulation: two numbers a tile")
-    tiles = sorted(table.tiles.unique())
-    ax.set(xscale="log", yscale="log")
-    ax.set_xticks(tiles, labels=[str(t) for t in tiles])
-    ax.minorticks_off()
-    log_ticks(ax.yaxis)
+    tile_axis(ax, sorted(table.tiles.unique()))

@@ -4,15 +4,13 @@ In each function `recorded` is device -> such a table, of `execution.results.rec
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.law import VALUES
-from fa_lib.kernels.precision import Precision
+from fa_lib.experiments.predicted import departs_from, law_of_relative, law_of_times, times_by_tiles
 from fa_lib.numerics.formats import FP16, Format
 from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned
@@ -36,7 +34,6 @@ from fa_lib.plots.style import (
     plain_ticks,
     styled,
 )
-from fa_lib.theory.law import expected, largest_over_baseline
 
 _INPUTS = ((FLASH, "o"), (BASELINE, "s"), (INK, "D"))  # of distributions, in their order
 FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
@@ -141,30 +138,20 @@ def _against_tiles(ax, table, recorded):
     """Draw how many times Baseline's largest error Flash's is, and what the law says where V has one sign."""
     fmt = table.fmt.iloc[0]
     for distribution, (color, marker) in zip(dict.fromkeys(table.distribution), _INPUTS):
-        band(ax, _times(table, distribution), color, marker, f"{distribution} inputs")
+        band(ax, times_by_tiles(table, distribution), color, marker, f"{distribution} inputs")
         for shape, other in by_device(recorded):
-            times = _times(other, distribution)
+            times = times_by_tiles(other, distribution)
             hollow(ax, times.index, times, color, shape, ls=":")
     outputs = pd.concat([table, *recorded.values()]).groupby("tiles")["count"].max()
-    one_format, algorithm = Precision.uniform(fmt), table.algorithm.iloc[0]
-    law = {
-        tiles: largest_over_baseline(one_format, fmt, tiles=int(tiles), algorithm=algorithm, count=int(count))
-        for tiles, count in outputs.items()
-    }
-    end = _ends(_times(table, "uniform").mean(axis=1), pd.Series(law), fmt, {key: key for key in law})
-    ax.plot(outputs.index, [*law.values()], color=INK, lw=1, ls="--", label=f"the law, V of one sign{end}")
+    law = law_of_times(table, outputs)
+    end = _ends(times_by_tiles(table, "uniform").mean(axis=1), law, fmt, {tiles: tiles for tiles in law.index})
+    ax.plot(outputs.index, law, color=INK, lw=1, ls="--", label=f"the law, V of one sign{end}")
     ax.set(xscale="log", yscale="log", xlabel="number T of K, V tiles", title=f"{fmt}: Flash / Baseline")
     ax.set_xticks(outputs.index, labels=[str(t) for t in outputs.index])
     no_minor_ticks(ax.xaxis)
     ax.set_ylim(top=3 * ax.get_ylim()[1])  # room for the legend
     log_ticks(ax.yaxis)
     ax.legend(loc="upper left")
-
-
-def _times(table, distribution):
-    """Divide Flash's largest error by Baseline's: a frame, tiles x seeds."""
-    rows = table[(table.against == "golden") & (table.distribution == distribution)]
-    return over_baseline(*(by_seed(rows[rows.kernel == name], "tiles", "max") for name in ("flash", "baseline")))
 
 
 def _say_times(ax, x, errors, times, top):
@@ -239,25 +226,13 @@ def _relative(ax, table, tiles, recorded):
         for shape, other in by_device(recorded):
             own = other[(other.kernel == "flash") & (other.against == "golden") & (other.fmt == fmt)]
             _hollow_line(ax, own, "relative", color, shape)
-    values = VALUES.get(table.distribution.iloc[0])
-    if values and formats and rows.flash.iloc[0] == "tiled":
-        options: dict[str, Any] = dict(
-            algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0])
-        )
-        fmt = Format.of(formats[0])
-        law = {n: expected(Precision.uniform(fmt), tiles=t, **options) / fmt.unit_roundoff for n, t in tiles.items()}
+    law = law_of_relative(rows, formats[0], tiles) if formats else None
+    if law is not None:
         means = in_roundoff(rows[rows.fmt == formats[0]], "n", "relative").mean(axis=1)
-        label = f"the law{_ends(means, pd.Series(law), formats[0], tiles)}"
-        ax.plot([*law], [*law.values()], color=INK, lw=1, ls="--", label=label)
+        ax.plot(law.index, law, color=INK, lw=1, ls="--", label=f"the law{_ends(means, law, formats[0], tiles)}")
 
 
 def _ends(measured: pd.Series, law: pd.Series, fmt: str, tiles: Mapping) -> str:
-    """Say from how many tiles on the law is more than a tenth off the measured error, or "" where it never is.
-
-    Args:
-        measured, law: of one format, by a key of `tiles`.
-    """
-    off = (measured / law - 1).abs().dropna() > 0.1
-    last = max((tiles[key] for key in off.index[~off]), default=0)
-    beyond = [tiles[key] for key in off.index[off] if tiles[key] > last]
-    return f"\n(more than 10 % off {fmt} from {min(beyond)} tiles on)" if beyond else ""
+    """Say from how many tiles on the law does not hold, or "" where it always does; arguments of `departs_from`."""
+    first = departs_from(measured, law, tiles)
+    return "" if first is None else f"\n(more than 10 % off {fmt} from {first} tiles on)"

@@ -10,7 +10,7 @@ from fa_lib.experiments.ledger_rows import without_rescaling
 from fa_lib.experiments.rescaling import MAXIMA, ORDERS
 from fa_lib.numerics.formats import BF16
 from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, INPUTS, band, by_seed, log_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, INPUTS, band, by_seed, styled, tile_axis
 
 _STYLES = {"online": (FLASH, "o"), "known": (BASELINE, "s")}
 _LINES = {"as_drawn": {}, "every_tile": dict(ls="--", mfc="white")}
@@ -36,10 +36,8 @@ def rescaling(table: pd.DataFrame, caption: str) -> Figure:
             rows = table[table[by].eq([algorithm, distribution, order, maximum]).all(axis=1)]
             label = f"{ORDERS[order]}; {MAXIMA[maximum]}"
             band(ax, by_seed(rows, "tiles", "relative"), color, marker, label, **line)
-        ax.set(xscale="log", yscale="log", title=f"{algorithm.upper()}, {INPUTS[distribution]}")
-        ax.set_xticks(tiles, labels=[str(t) for t in tiles])
-        ax.minorticks_off()
-        log_ticks(ax.yaxis)
+        ax.set_title(f"{algorithm.upper()}, {INPUTS[distribution]}")
+        tile_axis(ax, tiles)
     for ax in axes[:, 0]:
         ax.set_ylabel("rms error / rms of O\n(units of roundoff u)")
     for ax in axes[-1]:

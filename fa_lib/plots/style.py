@@ -3,7 +3,7 @@
 A function that draws a figure is `@styled`: importing this file changes no setting of matplotlib's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -20,11 +20,6 @@ from fa_lib.numerics.formats import Format
 BASELINE, ORANGE, GREEN, FLASH, SOFTMAX = "#0173b2", "#de8f05", "#029e73", "#d55e00", "#56b4e9"  # markers tell, too
 GREY, INK = "#777777", "#333333"
 FORMATS = {"BF16": (FLASH, "o"), "FP16": (ORANGE, "s"), "FP32": (BASELINE, "^"), "FP64": (GREEN, "D")}
-READABLE = {  # a report's: on white 4.5 : 1 and more, so that thin lines and small words are read
-    "BF16": ("#b84a00", "o"), "FP16": ("#6b4fa0", "s"), "FP32": ("#0168a8", "^"), "FP64": ("#686868", "D"),
-    "other": ("#8a5b00", "v"),
-}  # fmt: skip
-RUST, PURPLE, BLUE, DIM, BROWN = (color for color, _ in READABLE.values())
 INPUTS = {
     "uniform": "uniform inputs on [0, 1)",
     "normal": "normal inputs, N(0, 1)",
@@ -60,11 +55,6 @@ def decades(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def minor_2_and_5(axis: Axis) -> None:
-    """Label the minor ticks of a logarithmic axis at 2 and 5 only."""
-    axis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else ""))
-
-
 def log_ticks(axis: Axis) -> None:
     """Label a logarithmic axis at 1, 2, 5, 10."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -72,41 +62,20 @@ def log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def panels(table: pd.DataFrame, height: float):
+def panels(table: pd.DataFrame, height: float, width: float = 4.6, margin: float = 0.0):
     """Make a figure with a panel for each distribution of a table.
+
+    Args:
+        table: with a column distribution.
+        height, width, margin: inches: of the figure, of a panel, and beside the panels.
 
     Returns:
         (distributions, figure, axes).
     """
     distributions = list(dict.fromkeys(table.distribution))
-    size = (4.6 * len(distributions), height)
+    size = (width * len(distributions) + margin, height)
     figure, axes = plt.subplots(1, len(distributions), figsize=size, squeeze=False, sharey=True)
     return distributions, figure, axes[0]
-
-
-PANEL = (4.4, 3.5)  # inches: of a page's panel, which a telephone shows at four fifths of that
-LINES: dict[Any, Any] = {  # of a panel: few, and seen; none through the words of a legend
-    "grid.color": DIM, "grid.linewidth": 0.4, "grid.linestyle": ":",
-    "legend.frameon": True, "legend.framealpha": 1, "legend.edgecolor": "none",
-}  # fmt: skip
-
-
-def panels_of(drawn: Mapping[str, Callable[[Axes], None]], sizes: Mapping[str, tuple[float, float]] | None = None):
-    """Draw each of several functions into its own figure.
-
-    Args:
-        drawn: key -> function that draws into axes.
-        sizes: key -> size in inches, where it is not PANEL.
-
-    Returns:
-        dict of key -> figure.
-    """
-    figures = {}
-    with plt.rc_context(LINES):
-        for key, draw in drawn.items():
-            figures[key], ax = plt.subplots(figsize=(sizes or {}).get(key, PANEL))
-            draw(ax)
-    return figures
 
 
 def by_seed(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:
@@ -166,6 +135,14 @@ def format_axis(ax: Axes, formats: list[str], distribution: str) -> None:
 def power(fmt) -> str:
     """Write the unit roundoff of a format as a power of two."""
     return f"$2^{{-{Format.of(fmt).precision}}}$"
+
+
+def tile_axis(ax: Axes, tiles: list) -> None:
+    """Make both axes logarithmic, and label x with numbers of tiles."""
+    ax.set(xscale="log", yscale="log")
+    ax.set_xticks(tiles, labels=[str(count) for count in tiles])
+    ax.minorticks_off()
+    log_ticks(ax.yaxis)
 
 
 def no_minor_ticks(axis: Axis) -> None:

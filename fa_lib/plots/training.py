@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from fa_lib.kernels.shipped import torch_cpu
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import (
     BASELINE,
@@ -52,6 +53,21 @@ RAN = {  # kernel: label, colour, marker, place
     "stepwise": ("O and l in BF16", BASELINE, "s", -0.13),
     "every_step": ("emulated in BF16", BASELINE, "s", -0.13),
 }
+
+
+def study_kernels(tokens: int, flash: str = "flash", device: str = "cpu") -> str:
+    """Say which kernels the study's arms are, and how many tiles they have.
+
+    Args:
+        tokens: of an image. flash, device: of the arm "flash".
+    """
+    words = "O and l in BF16: emulated, tiles of 64 keys (32 tiles: of 8), gradients by autograd."
+    if (flash, device) != ("flash", "cpu"):
+        return f"Flash: {flash} on {device}. {words}"
+    keys = torch_cpu("BF16", tokens)["tiling"].block_kv
+    tiles = -(-tokens // keys)
+    count = "one tile: no sum is rescaled" if tiles == 1 else f"{tiles} tiles"
+    return f"Flash: torch's CPU kernel, {keys} keys a tile, so {tokens} tokens are {count}. {words}"
 
 
 @styled

@@ -22,6 +22,12 @@ from fa_lib.numerics.formats import Format, FormatLike
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.rounding_counts import VALUES, accepted_kernel, is_count, roundings
 
+VALUES_OF = {  # of V: distribution of `kernels.inputs` -> a key of VALUES
+    "uniform": "one_sign",
+    "normal": "zero_mean",
+    "one-signed V": "one_sign_peaked",
+}
+
 
 def _log_sum_exp(keys: int) -> tuple[float, float]:
     """Compute L and log l of `keys` scores N(0, 1): exp(S) has the mean exp(1 / 2)."""

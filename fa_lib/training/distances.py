@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fa_lib.numerics.metrics import wasserstein
+from fa_lib.numerics.wasserstein import wasserstein
 from fa_lib.training.alignment import aligned
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.run_folder import load_weights, missing_of, read_result, steps_of, weights

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attention_check.explain.integer_caches import by_row, q4_0, q8_0
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.integer_caches import by_row, q4_0, q8_0
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import BF16, FP16, Format
 from fa_lib.numerics.metrics import over_baseline

@@ -13,7 +13,7 @@ from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
-from fa_lib.kernels import inputs
+from fa_lib.kernels import tensor_files
 
 
 def capture(path, n=64):
@@ -35,9 +35,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
     assert (tmp_path / "bomb.npz").stat().st_size < 3e6
     script = (
         "import sys; sys.path.insert(0, '.')\n"
-        "from fa_lib.kernels import inputs; inputs.LARGE = 1 << 28\n"
+        "from fa_lib.kernels import tensor_files; tensor_files.LARGE = 1 << 28\n"
         "import resource; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    inputs.tensors(sys.argv[1])\nexcept ValueError as error:\n    print(error)\n"
+        "try:\n    tensor_files.tensors(sys.argv[1])\nexcept ValueError as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "bomb.npz"], cwd=ROOT,
@@ -51,7 +51,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
 def test_a_file_above_the_limit_is_read_where_it_is_allowed(suffix, tmp_path, monkeypatch):
     path = capture(tmp_path / f"a{suffix}")
     assert captured(path).q.shape == (1, 1, 64, 8)
-    monkeypatch.setattr(inputs, "LARGE", 4000)
+    monkeypatch.setattr(tensor_files, "LARGE", 4000)
     with pytest.raises(ValueError, match=r"a.*: holds 0.0 GiB of tensors; .*allow_large=True"):
         captured(path)
     assert captured(path, Reading(allow_large=True)).q.shape == (1, 1, 64, 8)
@@ -67,7 +67,7 @@ def test_a_view_of_one_number_counts_as_the_numbers_it_has(tmp_path):
 
 
 def test_the_commands_know_the_option(tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "LARGE", 4000)
+    monkeypatch.setattr(tensor_files, "LARGE", 4000)
     path = str(capture(tmp_path / "a.npz"))
     same = ["compare", "flash", "flash", "--tensors", path]
     for words in (["check", "tensors", path], ["shrink", path, "--kernel", "flash"], same):

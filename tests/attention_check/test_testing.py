@@ -15,6 +15,7 @@ from attention_check.measure.relations import RELATIONS
 from attention_check.report.sentences_cause import has_this_error
 from attention_check.testing import assert_attention_close, parametrize_with_checks
 from attention_check.testing.checks import CHECKS, result_of
+from attention_check.tolerance import tolerance
 from benchmarks.tolerances import RIGHT, SHAPES, Kernel, right, worst, wrong
 from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
@@ -22,7 +23,6 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
-from fa_lib.theory.tolerance import tolerance
 
 EXAMPLE = ROOT / "examples" / "kernel_tests"
 EXACT = Precision.uniform(FP64)

@@ -11,11 +11,11 @@ from attention_check.conventions.attention import Rows, attend
 from attention_check.conventions.search import Standing
 from attention_check.explain.quantized import quantized
 from attention_check.measure import mistakes
+from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, TF32, Format, truncated
-from fa_lib.theory.tolerance import BLOCK
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)

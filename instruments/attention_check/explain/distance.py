@@ -12,11 +12,11 @@ from attention_check.conventions.evidence import Evidence
 from attention_check.conventions.reading import Reader
 from attention_check.conventions.search import ENOUGH, NEAR, UNITS, Fit, Standing, fit, rounding_of
 from attention_check.explain.verdict import Explanation, Verdict
+from attention_check.tolerance import tolerance
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, baseline_for
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
-from fa_lib.theory.tolerance import tolerance
 
 EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
 BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
@@ -107,8 +107,8 @@ class Distance:
 
 
 def over_bound(rows: Rows, golden: Tensor, evidence: Evidence) -> Tensor | None:
-    """The largest error of each row over its bound (`theory.tolerance`), (entries, heads, rows), NaN where a row does
-    not count; None where the dialect has no bound.
+    """The largest error of each row over its bound (`attention_check.tolerance`), (entries, heads, rows), NaN where a
+    row does not count; None where the dialect has no bound.
 
     Args:
         golden: of `attend`.

@@ -23,8 +23,8 @@ from attention_check.probe.named_tensors import (
     narrower_format,
     option_values,
 )
-from fa_lib.kernels.inputs import tensors
-from fa_lib.kernels.options import Asked, check
+from fa_lib.kernels.options import CallOptions, validate
+from fa_lib.kernels.tensor_files import tensors
 from fa_lib.numerics.formats import Format
 
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -115,7 +115,7 @@ def evidence(
 
     Args:
         q, k, v, o: of four dimensions, in the layout of `reading`; three are of one batch, two of one head as well.
-        options: of `kernels.options.Asked`, as they are believed.
+        options: of `kernels.options.CallOptions`, as they are believed.
         beside: what came with the output, of BESIDE, and dO; and STARTS, where sequences are packed.
 
     Raises:
@@ -151,7 +151,7 @@ def _check(call):
     batch, heads, n_q, n_kv = *call.q.shape[:3], call.k.shape[2]
     mask = call.options.get("mask")
     tensors = torch.ones(1, 1, n_q, 1), torch.ones(1, 1, n_kv, 1), torch.ones(1, 1, n_kv, 1)
-    check(*tensors, **{name: x for name, x in call.options.items() if name not in ("mask", "sinks")})
+    validate(*tensors, **{name: x for name, x in call.options.items() if name not in ("mask", "sinks")})
     if mask is not None and not isinstance(mask, Tensor):
         raise ValueError(f"mask: got {type(mask).__name__}; accepted is a tensor")
     layouts = [(batch, heads, n_q, n_kv), (batch, n_q, heads, call.k.shape[1])]  # read so, or the other way
@@ -197,5 +197,5 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
         ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
     """
     beside, options = _beside(options)
-    Asked.of(**options)
+    CallOptions.of(**options)
     return Explained(**vars(explain_call(evidence(q, k, v, o, Reading(layout=layout), options, beside))))

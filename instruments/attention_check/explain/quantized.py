@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
+from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
 from attention_check.measure import mistakes
+from attention_check.tolerance import BLOCK
 from fa_lib import kernels
-from fa_lib.kernels.integer_caches import GROUP, by_row, q4_0, q8_0
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import Format
-from fa_lib.theory.tolerance import BLOCK
 
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays

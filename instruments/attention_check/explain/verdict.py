@@ -51,9 +51,9 @@ class Explanation:
 
     Attributes:
         dialect: the conventions under which it was read in the end; {} is as the caller believes.
-        fmt: of the inputs. times_bound: the largest error over its derived bound (`theory.tolerance`) in that dialect;
-            None where the function has none. times_rule: over Baseline's largest. residual: root mean square of the
-            error over that of the output.
+        fmt: of the inputs. times_bound: the largest error over its derived bound (`attention_check.tolerance`) in that
+            dialect; None where the function has none. times_rule: over Baseline's largest. residual: root mean square
+            of the error over that of the output.
         believed: the residual in the believed dialect; infinite where the shapes do not fit.
         arithmetic: the computation that has these errors; None where none was found, or none looked for.
         where: the parts that are wrong; None where none are, or all.

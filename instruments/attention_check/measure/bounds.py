@@ -10,9 +10,9 @@ from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, k
 from attention_check.measure.closeness import Beside
 from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.second_process import result
+from attention_check.tolerance import Tolerance, tolerance
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.theory.tolerance import Tolerance, tolerance
 
 
 def bounds(

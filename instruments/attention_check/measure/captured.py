@@ -15,7 +15,7 @@ from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import Reading
 from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.options import Options, finite, visible_rows
+from fa_lib.kernels.options import ResolvedOptions, finite, visible_rows
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows
 from fa_lib.kernels.rule import baseline_for
@@ -80,7 +80,7 @@ def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict
     """
     fmt, options = Format.of(q.dtype), dict(options or {})
     exact = replace(Precision.uniform("FP64"), scores=FP32)
-    of = Options.of(q, k, v, **options)
+    of = ResolvedOptions.of(q, k, v, **options)
 
     def rows(q_i, k, v, scores):
         S = scores(q_i, k, 0)  # (rows, n_kv)

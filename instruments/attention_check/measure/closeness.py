@@ -8,9 +8,9 @@ from torch import Tensor
 
 from attention_check.measure.mistakes import Cause, Rows, causes
 from attention_check.probe.sampling import Sample
+from attention_check.tolerance import BLOCK, Tolerance, tolerance
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
-from fa_lib.theory.tolerance import BLOCK, Tolerance, tolerance
 
 NO_CAUSE = dict(key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)
 

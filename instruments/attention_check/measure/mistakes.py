@@ -12,7 +12,7 @@ from attention_check.conventions.conventions import keys_of
 from attention_check.conventions.evidence import Evidence
 from attention_check.conventions.search import search
 from fa_lib import kernels
-from fa_lib.kernels.options import Options
+from fa_lib.kernels.options import ResolvedOptions
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, TF32, Format, truncated
@@ -65,7 +65,7 @@ class Rows:
 
     Attributes:
         q (rows, d), k (n_kv, d), v (n_kv, d_v): float64. o, golden: (rows, d_v), float64.
-        masks: "asked", or "mask_rounded" -> what is added to S (rows, n_kv). options: of `Asked`, for these rows.
+        masks: "asked", or "mask_rounded" -> what is added to S (rows, n_kv). options: of `CallOptions`, for these rows.
         entry: the call and the output of the entry of the batch that they are of; None where it has dropout.
     """
 
@@ -82,7 +82,7 @@ class Rows:
     def worst(cls, times: Tensor, o: Tensor, golden: Tensor, tensors: tuple, fmt: Format, options: dict) -> "Rows":
         """The rows of one head whose errors over the bound (*lead, n_q, d_v) are the largest; fmt: of the inputs."""
         q, k, v = tensors
-        resolved = Options.of(q, k, v, **options)
+        resolved = ResolvedOptions.of(q, k, v, **options)
         by_row = times.amax(-1).reshape(-1, q.shape[-2])  # (heads, n_q)
         head = int(by_row.amax(-1).argmax())
         rows = by_row[head].topk(min(ROWS, q.shape[-2])).indices
@@ -90,7 +90,8 @@ class Rows:
         Q, O, golden_rows = (flat[i][head, rows] for i in (0, 3, 4))
         K, V = (x[head // resolved.group] for x in flat[1:3])
         masks = {
-            key: _added(Options.of(q, k, v, **changed), head, rows) for key, changed in _masks(options, fmt).items()
+            key: _added(ResolvedOptions.of(q, k, v, **changed), head, rows)
+            for key, changed in _masks(options, fmt).items()
         }
         sink, keep = resolved.sink(head), resolved.keep
         keep_rows = None if keep is None else keep.reshape(-1, *keep.shape[-2:])[head, rows]
@@ -225,7 +226,7 @@ def _masks(options, fmt):
     return found
 
 
-def _added(asked: Options, head: int, rows: Tensor) -> Tensor:
+def _added(asked: ResolvedOptions, head: int, rows: Tensor) -> Tensor:
     """What is added to the scores of some rows, -inf where a key is hidden: (rows, n_kv)."""
     zero = torch.zeros(asked.n_kv, 1, dtype=torch.float64, device=rows.device)
     return torch.cat([asked.rows(head, slice(row, row + 1))(zero[:1], zero, 0) for row in rows.tolist()])

@@ -11,27 +11,14 @@ from attention_check.judge.findings import Judgement
 from attention_check.measure.carry import LOST
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
+from attention_check.plots.page_style import BLUE, DIM, READABLE, RUST, minor_2_and_5, panels_of
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
 from attention_check.report.sentences_kernel import NAMES, queries_in_words
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import (  # fmt: skip
-    BLUE,
-    DIM,
-    INK,
-    INPUTS,
-    READABLE,
-    RUST,
-    band,
-    by_seed,
-    minor_2_and_5,
-    no_minor_ticks,
-    panels_of,
-    plain_ticks,
-    styled,
-)
+from fa_lib.plots.style import INK, INPUTS, band, by_seed, no_minor_ticks, plain_ticks, styled
 
 BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
 TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS

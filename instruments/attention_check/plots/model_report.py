@@ -6,12 +6,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attention_check.judge.findings import Judgement
+from attention_check.plots.page_style import BLUE, DIM, RUST, minor_2_and_5, panels_of
 from attention_check.probe.probe import summary
 from attention_check.report import sentences
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import BLUE, DIM, INK, RUST, minor_2_and_5, panels_of, plain_ticks, styled
+from fa_lib.plots.style import INK, plain_ticks, styled
 
 DRAWN = {  # kernel: label, colour, marker
     "ran": ("what the model ran", INK, "P"),

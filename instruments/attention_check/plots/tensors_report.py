@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
 from attention_check.measure.captured import BETTER, CHANGES
+from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, minor_2_and_5, panels_of
 from attention_check.report import sentences, sentences_captured
 from attention_check.report.anchors import PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import BLUE, BROWN, DIM, INK, PURPLE, RUST, minor_2_and_5, panels_of, plain_ticks, styled
+from fa_lib.plots.style import INK, plain_ticks, styled
 
 RISKS = {  # column of `captured.risks` -> heading, what its full colour means
     "repeated": ("rows with\nseveral\nmaxima", 1),

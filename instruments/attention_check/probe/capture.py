@@ -27,8 +27,8 @@ from attention_check.probe.named_tensors import (
 )
 from fa_lib.execution.files import replacing
 from fa_lib.execution.untrusted import Untrusted
-from fa_lib.kernels.inputs import require, tensors
-from fa_lib.kernels.options import check
+from fa_lib.kernels.options import validate
+from fa_lib.kernels.tensor_files import require, tensors
 from fa_lib.numerics.formats import Format
 
 JUDGED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which calls are judged
@@ -127,7 +127,7 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
         for name in LAID_OUT:
             if name in stored and stored[name].dtype not in WIDE and stored[name].dtype not in JUDGED:
                 raise ValueError(f"{name}: got {stored[name].dtype}; accepted are BF16, FP16, FP32 and FP64")
-        check(q, k, v, **options)
+        validate(q, k, v, **options)
         refuse_ambiguous(names, q, k, options)
         due = (*q.shape[:-1], v.shape[-1])
         for name, x in (("o", o), ("dO", dO)):

@@ -46,8 +46,8 @@ class Reading:
     Attributes:
         fmt: a format of torch's to round q, k, v and dO to.
         layout: "bhsd" is (batch, heads, sequence, head_dim), "bshd" (batch, sequence, heads, head_dim).
-        causal, scale, window, softcap: options of the call, as `kernels.options.Asked` has them.
-        allow_large: as of `inputs.tensors`.
+        causal, scale, window, softcap: options of the call, as `kernels.options.CallOptions` has them.
+        allow_large: as of `tensor_files.tensors`.
 
     Raises:
         ValueError: the layout is neither.

@@ -11,10 +11,10 @@ from torch import Tensor
 from attention_check.measure.mistakes import Cause, Rows, cause
 from attention_check.report.sentences_cause import has_this_error
 from attention_check.testing.checks import CHECKS, result_of
+from attention_check.tolerance import BLOCK, Tolerance, declared, tolerance
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import FormatLike
-from fa_lib.theory.tolerance import BLOCK, Tolerance, declared, tolerance
 
 __all__ = ["assert_attention_close", "parametrize_with_checks"]
 

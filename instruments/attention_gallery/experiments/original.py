@@ -25,13 +25,12 @@ class Call:
     """A call of flash_attn_func for which it has a special kernel.
 
     Attributes:
-        key: as tables hold it. label: as figures show it.
+        key: as tables hold it; `fa_lib.plots.original` has its label.
         shape, kv_shape: heads and rows of Q, and of K and V. options: the call's, by the emulator's names.
         splits: parts that the keys are cut into.
     """
 
     key: str
-    label: str
     shape: tuple[int, int]
     kv_shape: tuple[int, int]
     options: dict[str, Any]
@@ -39,13 +38,13 @@ class Call:
 
 
 CALLS = {call.key: call for call in (
-    Call("uneven", "113 queries, 203 keys", (2, 113), (2, 203), {}),
-    Call("uneven causal", "the same, causal", (2, 113), (2, 203), dict(causal=True)),
-    Call("shared", "4 heads share 1 of K and V", (4, 256), (1, 256), {}),
-    Call("window", "window of 100 keys to the left, 20 to the right", (2, 512), (2, 512), dict(window=(100, 20))),
-    Call("softcap", "softcap 20", (2, 256), (2, 256), dict(softcap=20.0)),
-    Call("split", "split-KV, 1 query, 2,048 keys in 4 parts", (2, 1), (2, 2048), {}, 4),
-    Call("split causal", "the same, 64 queries, causal", (2, 64), (2, 2048), dict(causal=True), 4),
+    Call("uneven", (2, 113), (2, 203), {}),
+    Call("uneven causal", (2, 113), (2, 203), dict(causal=True)),
+    Call("shared", (4, 256), (1, 256), {}),
+    Call("window", (2, 512), (2, 512), dict(window=(100, 20))),
+    Call("softcap", (2, 256), (2, 256), dict(softcap=20.0)),
+    Call("split", (2, 1), (2, 2048), {}, 4),
+    Call("split causal", (2, 64), (2, 2048), dict(causal=True), 4),
 )}  # fmt: skip
 
 
@@ -54,12 +53,11 @@ class Choice:
     """The model of FlashAttention-2 with one modelling choice undone.
 
     Attributes:
-        key: as tables hold it. label: as figures show it.
+        key: as tables hold it; `fa_lib.plots.original` has its label.
         change: (model, fmt, head_dim, gpu) -> the changed arguments of `tiled`.
     """
 
     key: str
-    label: str
     change: Callable[[dict, Format, int, str], dict]
 
 
@@ -92,13 +90,13 @@ def _not_rounded(model, fmt, head_dim, gpu):
 
 
 CHOICES = {choice.key: choice for choice in (
-    Choice("model", "model", lambda model, *_: model),
-    Choice("other", "the other GPU's sums", _other),
-    Choice("exact", "sums exact", _exact),
-    Choice("exact_exp2", "2^x rounded correctly", _exact_exp2),
-    Choice("divided", "S scaled first, O divided by l", _divided),
-    Choice("forwards", "first tile first", _forwards),
-    Choice("not_rounded", "P not rounded", _not_rounded),
+    Choice("model", lambda model, *_: model),
+    Choice("other", _other),
+    Choice("exact", _exact),
+    Choice("exact_exp2", _exact_exp2),
+    Choice("divided", _divided),
+    Choice("forwards", _forwards),
+    Choice("not_rounded", _not_rounded),
 )}  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from fa_lib.numerics.sum_torch import NOTHING
+from fa_lib.numerics.sum_loops import NOTHING
 from fa_lib.numerics.tensor_cores import TensorCore
 from ptx_machine.matrix import WIDTHS
 from ptx_machine.native.emitter import Emitter, NotNative

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from attention_check.tolerance_sums import largest_partial_sum, repeats, spread_of_terms, weighted_values
 from fa_lib import kernels
-from fa_lib.kernels.options import Options, Scores
+from fa_lib.kernels.options import ResolvedOptions, Scores
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, nonzero
 from fa_lib.numerics.formats import FP32, FP64, Format, FormatLike
 from fa_lib.theory.rounding_counts import ALGORITHMS, weights
-from fa_lib.theory.tolerance_sums import largest_partial_sum, repeats, spread_of_terms, weighted_values
 
 BLOCK = 64  # keys of a tile, where nothing is said
 PART = 16  # keys that a part of split keys has at least
@@ -98,7 +98,7 @@ def tolerance(
             FP32.
         algorithm: one of `rounding_counts.ALGORITHMS`. "baseline" normalises P before it is rounded.
         false_alarm: how often a right kernel may exceed it, in calls; above 0, below 1.
-        options: of `kernels.options.Asked`.
+        options: of `kernels.options.CallOptions`.
 
     Raises:
         ValueError: an argument does not fit, or an input is not finite.
@@ -115,8 +115,8 @@ def tolerance(
     events = golden.numel() + golden.shape[:-1].numel()  # outputs, and rows
     strength = math.sqrt(2 * math.log(2 * events / false_alarm))
     law = _Law(precision, -(-n_kv // int(tiles)), algorithm, strength)
-    inputs = q.detach().double(), k.detach().double(), v.detach().double()
-    out = by_rows(law.bounded, inputs, precision, Options.of(q, k, v, **options), features=v.shape[-1] + 2, width=n_kv)
+    inputs, resolved = (q.double(), k.double(), v.double()), ResolvedOptions.of(q, k, v, **options)
+    out = by_rows(law.bounded, inputs, precision, resolved, features=v.shape[-1] + 2, width=n_kv)
     return Tolerance(golden, out[..., :-2], out[..., -2:-1], out[..., -1:] > 0)
 
 
