@@ -8,16 +8,10 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, without_gradients
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
-CONCH = Package(
-    "conch-triton-kernels",
-    "1.3",
-    "conch_triton_kernels-1.3-py3-none-any.whl",
-    "bbbdbbcc2ea5650f582a00d9c9ad9ca65b822a64b3cf41856c5e83efcdbe7cea",
-    ("conch/ops/attention", "conch/kernels/attention", "conch/platforms"),
-)
+CONCH = pinned("conch-triton-kernels", "1.3")
 PAGE = 32  # keys of a page: the caller chooses; kernels/attention/paged_attention.py, line 495, takes 32 to be usual
 
 

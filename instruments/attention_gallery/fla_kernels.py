@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, swapped
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package, unpacked
+from ptx_machine.sources import unpacked
 
-FLA = Package(
-    "fla-core",  # flash-linear-attention 0.6.0 requires exactly this one: its operators
-    "0.6.0",
-    "fla_core-0.6.0-py3-none-any.whl",
-    "b0708b70e0b119cd58a0a5146ea56cb175cef6ed969d8ac60267e3e077ce3ebd",
-    ("fla",),
-)
+FLA = pinned("fla-core", "0.6.0")
 
 
 def fla_parallel(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:

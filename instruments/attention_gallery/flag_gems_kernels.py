@@ -10,16 +10,10 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, softmax_scale
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
-FLAG_GEMS = Package(
-    "flag-gems",
-    "5.0.2",
-    "flag_gems-5.0.2-py3-none-any.whl",
-    "d7c5a6121bf2d3f7daddde43bfa7cae739de6cb5b294dcfe7ae6173045c35552",
-    ("flag_gems/ops/attention.py",),
-)
+FLAG_GEMS = pinned("flag-gems", "5.0.2")
 WIDTHS = (32, 64, 128, 256)  # head_dim; 16, which it has too, is too narrow for the first configuration
 
 

@@ -15,20 +15,15 @@ from typing import Any
 
 from torch import Tensor
 
+from attention_gallery.catalogue import pinned
 from attention_gallery.entry import installed
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import build
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel
-from ptx_machine.sources import Package, unpacked
+from ptx_machine.sources import unpacked
 
-FLASH_ATTN_4 = Package(
-    "flash-attn-4",
-    "4.0.0b36",
-    "flash_attn_4-4.0.0b36-py3-none-any.whl",
-    "b6f0e2a264334cb1b59289ddd309c7c76d3a8d184268316b43403e51ba8795d2",
-    ("flash_attn/cute",),
-)
+FLASH_ATTN_4 = pinned("flash-attn-4", "4.0.0b36")
 NEEDS = ("nvidia-cutlass-dsl", "apache-tvm-ffi", "quack-kernels", "einops")
 COMPILER = Path(__file__).with_name("flash_attn_4_compiler.py")
 TARGETS = {90: "sm_90", 100: "sm_100"}  # by compute capability

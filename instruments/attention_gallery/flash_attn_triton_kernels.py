@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, softmax_scale, swapped
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
-FLASH_ATTN_TRITON = Package(
-    "flash-attn-triton",
-    "0.1.1",
-    "flash_attn_triton-0.1.1-py3-none-any.whl",
-    "9bf3b296cacee576a59eadf4e071dbec50961efa2d0296086d9a65f4b68662e8",
-    ("flash_attn_triton",),
-)
+FLASH_ATTN_TRITON = pinned("flash-attn-triton", "0.1.1")
 BLOCK = 128  # flash_attn_interface.py, line 12
 WIDTHS = (16, 32, 64, 128, 256)  # head_dim: attention_kernel.py, line 577
 

@@ -11,20 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_gallery.catalogue import pinned
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
 from ptx_machine.memory import NANS
 from ptx_machine.nvcc import compile_cuda
 from ptx_machine.occupancy import occupancy
-from ptx_machine.sources import Package, unpacked
+from ptx_machine.sources import unpacked
 
-FLASHINFER = Package(
-    "flashinfer-python",
-    "0.7.2.post1",
-    "flashinfer_python-0.7.2.post1-py3-none-any.whl",
-    "bfdc18b9e1e4d8d0730fe4343dc0e284cd0c160086de80f99888bc4867922d49",
-    ("flashinfer/data/include/flashinfer", "flashinfer/data/cccl/libcudacxx/include"),
-)
+FLASHINFER = pinned("flashinfer-python", "0.7.2.post1")
 TYPES = {torch.bfloat16: "nv_bfloat16", torch.float16: "half"}
 HEAD_DIMS = (64, 128, 256)  # of 16 bits, that the merging kernel has, too: utils.cuh, line 200; 512 is not built here
 FLAGS = (  # jit/core.py, line 737, and common_nvcc_flags, line 152

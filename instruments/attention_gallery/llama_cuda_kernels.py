@@ -11,24 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from attention_gallery.catalogue import pinned
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
 from ptx_machine.nvcc import compile_cuda
 from ptx_machine.occupancy import occupancy
-from ptx_machine.sources import Package, unpacked
+from ptx_machine.sources import unpacked
 
-LLAMA_CPP = Package(
-    "llama-cpp-python",
-    "0.3.36",
-    "llama_cpp_python-0.3.36.tar.gz",
-    "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
-    (
-        "vendor/llama.cpp/ggml/include",
-        "vendor/llama.cpp/ggml/src/ggml-cuda",
-        "vendor/llama.cpp/ggml/src/ggml-common.h",
-        "vendor/llama.cpp/ggml/src/ggml-impl.h",
-    ),
-)
+LLAMA_CPP = pinned("llama-cpp-python", "0.3.36")
 FLAGS = ("-use_fast_math", "-extended-lambda")  # CMakeLists.txt, line 199
 ADA = 89
 WARP = 32

@@ -11,18 +11,12 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, without_gradients
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
 KERNELS = ("utils", "turbo_quant", "fill_kv_cache", "flatten_kv_cache", "pagedattention", "flashattention")
 FOLDER = "lmdeploy/pytorch/kernels/cuda"
-LMDEPLOY = Package(
-    "lmdeploy",
-    "0.18.0",
-    "lmdeploy-0.18.0-cp311-cp311-manylinux_2_28_x86_64.whl",
-    "e6790a25dcdb0345c160567fdf2ac604fec319389523a8b806834c9d92c8ffe1",
-    tuple(f"{FOLDER}/{name}.py" for name in KERNELS),
-)
+LMDEPLOY = pinned("lmdeploy", "0.18.0")
 PAGE = 64  # keys of a page: block_size in messages.py, line 557
 Policy = IntEnum("QuantPolicy", {"NONE": 0, "INT4": 4, "INT8": 8, "FP8": 16, "FP8_E5M2": 17, "TURBO_QUANT": 42})
 

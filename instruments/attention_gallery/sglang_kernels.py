@@ -11,20 +11,11 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, without_gradients
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
 FILES = "sglang.kernels.ops.attention"
-SGLANG = Package(
-    "sglang",
-    "0.5.23",
-    "sglang-0.5.23-cp311-cp311-manylinux_2_34_x86_64.whl",
-    "00b3cd5b265ac76c64185fbb6b95424f324ddd9f428d0306b77bc9db9d859937",
-    tuple(
-        f"{FILES.replace('.', '/')}/{name}.py"
-        for name in ("decode_attention", "extend_attention", "metadata", "score_mod")
-    ),
-)
+SGLANG = pinned("sglang", "0.5.23")
 STUBS = {  # of AMD's GPUs and of environment variables, which these calls do not come to on an NVIDIA GPU
     "sglang.srt.environ": dict(envs=SimpleNamespace()),
     "sglang.srt.utils": dict(

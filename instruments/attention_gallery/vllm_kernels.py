@@ -12,20 +12,11 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, without_gradients
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
 FILES = "vllm.v1.attention.ops"
-VLLM = Package(
-    "vllm",
-    "0.33.0",
-    "vllm-0.33.0.tar.gz",
-    "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112",
-    tuple(
-        f"{FILES.replace('.', '/')}/{name}.py"
-        for name in "triton_unified_attention triton_attention_helpers triton_prefill_attention prefix_prefill".split()
-    ),
-)
+VLLM = pinned("vllm", "0.33.0")
 BLOCK = 16  # tokens of a block, config/cache.py line 185
 ALIGNED = 128  # tokens that a row of the table of blocks is a multiple of, v1/worker/block_table.py line 33
 SEGMENTS = 16  # parts of the keys, v1/attention/backends/triton_attn.py line 58

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import only_dtypes, softmax_scale, swapped, without_gradients
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package, unpacked
+from ptx_machine.sources import unpacked
 
-XFORMERS = Package(
-    "xformers",
-    "0.0.35",
-    "xformers-0.0.35-py39-none-manylinux_2_28_x86_64.whl",
-    "ccc73c7db9890224ab05f5fb60e2034f9e6c8672a10be0cf00e95cbbae3eda7c",
-    ("xformers/ops", "xformers/triton"),
-)
+XFORMERS = pinned("xformers", "0.0.35")
 WIDTHS = (16, 32, 64, 128, 256, 512)  # head_dim: FwOp.shape_not_supported_reasons
 CPU = torch.device("cpu")  # where the mask's index tensors are: xformers would pin their memory for a GPU
 MOST_CAUSAL_QUERIES = 16  # of a sequence: FwOp.not_supported_reasons

@@ -6,10 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from attention_gallery.catalogue import ON_CUDA
-from attention_gallery.commands.gallery_index import RECORDED
-from attention_gallery.commands.gallery_pages import summary_line
-from attention_gallery.commands.gallery_settings import JudgingSettings
-from attention_gallery.commands.judge_gallery import judge_all, rows
+from attention_gallery.commands.judging import JudgingSettings, judge_all, rows
+from attention_gallery.commands.pages import RECORDED, summary_line
 from fa_lib.execution.results import save
 
 KEYS = {"cuda": tuple(ON_CUDA), "cpu": ("torch_flash", "torch_math")}  # device -> of its catalogue

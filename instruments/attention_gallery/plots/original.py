@@ -7,11 +7,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attention_gallery.experiments.original import CALLS, CHOICES
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, GREEN, ORANGE, styled
 
+CHOICES = dict(  # of the column `choice` -> label
+    model="model", other="the other GPU's sums", exact="sums exact", exact_exp2="2^x rounded correctly",
+    divided="S scaled first, O divided by l", forwards="first tile first", not_rounded="P not rounded",
+)  # fmt: skip
+CALLS = {  # of the column `call` -> label
+    "uneven": "113 queries, 203 keys", "uneven causal": "the same, causal", "shared": "4 heads share 1 of K and V",
+    "window": "window of 100 keys to the left, 20 to the right", "softcap": "softcap 20",
+    "split": "split-KV, 1 query, 2,048 keys in 4 parts", "split causal": "the same, 64 queries, causal",
+}  # fmt: skip
 LEAST = 2e-7  # drawn for no difference, on a logarithmic axis
 
 
@@ -20,15 +28,14 @@ def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> F
     """Draw figure 2c: the share of outputs whose bits are not the emulator's, by modelling choice, and by call.
 
     Args:
-        table: of `experiments.original.original`.
-        calls: of `experiments.original.called`.
+        table: of `benchmarks.original.original`.
+        calls: of `benchmarks.original.called`.
     """
     figure, axes = plt.subplots(1, 2, figsize=(10.6, 4.8), width_ratios=(1, 1.15))
     longest = table[table.n == table.n.max()]
     first = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "H100")]
     inputs = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
-    labels = {choice.key: choice.label for choice in CHOICES.values()}
-    points(axes[0], _on_log_axis(first), "shown", ("choice", labels), ("distribution", inputs), legend="upper right")
+    points(axes[0], _on_log_axis(first), "shown", ("choice", CHOICES), ("distribution", inputs), legend="upper right")
     setting = f"(BF16, N = {longest.n.max()}, head_dim 64, no mask, H100)"
     axes[0].set_title(f"each row undoes one choice of the model\n{setting}")
     model_rows, labels = _every_call(longest[longest.choice == "model"], calls)
@@ -59,7 +66,7 @@ def _every_call(model: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame,
     """Concatenate the rows of both tables; and return the labels of their calls, key -> label."""
     words = model.fmt + ", head_dim " + model.head_dim.astype(str) + model.causal.map({True: ", causal", False: ""})
     labels = {word: word for word in sorted(words.unique())}
-    labels |= {call.key: call.label for call in CALLS.values() if call.key in {*calls.call}}
+    labels |= {key: label for key, label in CALLS.items() if key in {*calls.call}}
     rows_of_both = pd.concat([model.assign(call=words), calls])
     return _on_log_axis(rows_of_both), labels
 
