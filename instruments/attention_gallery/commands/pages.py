@@ -77,9 +77,8 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: 
         raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
     if simulated:
         depth, every, few = "rehearsal" if quick else "modelled", MODELLED, THREE
-        settings = JudgingSettings(
-            f"{build() / 'gallery' / f'gpu_{depth}'}", depth, "modelled", limit_s=MODELLED_LIMIT_S
-        )
+        folder = build() / "gallery" / f"gpu_{depth}"
+        settings = JudgingSettings(f"{folder}", depth, "modelled", limit_s=MODELLED_LIMIT_S)
     else:
         depth, every, few = "quick" if quick else "full", ENTRIES, FIVE
         settings = JudgingSettings(f"{build() / 'gallery' / depth}", depth)
@@ -255,18 +254,15 @@ def index(
     every = every.sort_values("key", key=lambda keys: keys.map(list(table.key).index), kind="stable")
     names = {ON_MODELLED: "modelled"}
     tables = {"cpu": every} | {names.get(device, device): other for device, other in elsewhere.items()}
-    ran = {
-        device: list(other.key[other.verdict != "cannot_run"]) for device, other in (tables | dict(cpu=table)).items()
-    }
-    with_pages = [device for device in ("cpu", "modelled") if device in ran]
+    together = [table, *(other for device, other in tables.items() if device == "modelled")]
+    with_pages = [key for rows in together for key in rows.key[rows.verdict != "cannot_run"]]
     sections = [
         dict(
             device=device, reasons=_reasons(other),
-            kernels=_listed(other, set(ran[device]) if device in with_pages else frozenset()),
+            kernels=_listed(other, {*with_pages} if device in ("cpu", "modelled") else frozenset()),
         )
         for device, other in tables.items()
     ]  # fmt: skip
-    together = [table, *(tables[device] for device in with_pages[1:])]
     parameters = json.loads((TABLES / "provenance.json").read_text())["parameters"]
     return _templates().get_template("index.md.jinja").render(
         sections=sections, counts=counted(row for rows in together for row in rows.to_dict("records")),
@@ -421,9 +417,8 @@ def literal(text: str) -> str:
 
 
 def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(
-        ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *(f"| {' | '.join(r)} |" for r in rows)]
-    )
+    first, *lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *lines])
 
 
 def _templates() -> Environment:
