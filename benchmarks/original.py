@@ -18,8 +18,7 @@ from torch import Tensor
 from attention_check.gpu.flash_attn import Options, backward, forward
 from attention_gallery.catalogue import MODELLED
 from attention_gallery.entry import installed
-from attention_gallery.flash_attn_4 import fa4
-from attention_gallery.flash_attn_4_kernels import FLASH_ATTN_4
+from attention_gallery.flash_attn_4 import FLASH_ATTN_4, fa4
 from fa_lib import kernels, sweep
 from fa_lib.commands.record.gpu_machine import FILE, keep
 from fa_lib.execution.lookup import lookup
