@@ -7,13 +7,14 @@ Heads of K and V may be fewer. Each element of the batch is a request. Line numb
 
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from math import nan
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import accepts, from_tokens, queries_at_a_time, tokens
+from attention_gallery.adapters import accepts, from_tokens, lengths, queries_at_a_time, starts, swapped, tokens
 from attention_gallery.catalogue import pinned
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
@@ -247,16 +248,14 @@ class Work:
     Attributes:
         requests, tiles, parts: of each block its request, its tile of Q, and its part of the keys.
         keys: of a part.
-        split: whether there are partial results to merge.
-        counts: number of parts of each request.
+        count: parts of a request's keys; partial results of more than one are merged.
     """
 
-    requests: list[int]
-    tiles: list[int]
-    parts: list[int]
+    requests: tuple[int, ...]
+    tiles: tuple[int, ...]
+    parts: tuple[int, ...]
     keys: int
-    split: bool
-    counts: list[int]
+    count: int
 
 
 @accepts(**ACCEPTED)
@@ -313,12 +312,11 @@ def _decode(q, k, v, causal, scale, gpu):
     (batch, heads, _, d), kv_heads = q.shape, k.shape[1]
     kernels = decode_kernels(d, heads // kv_heads, q.dtype, gpu)
     pages = _paged(k, v)
-    work = _plan_decode(pages.indptr.diff().tolist(), kv_heads, kernels.blocks())
+    work = _plan(batch, 1, len(pages.indices) // batch, kernels.blocks() // kv_heads)
     rows = tokens(q)  # (batch, heads, head_dim)
-    o = torch.full_like(rows, nan)
-    starts = _starts(work.counts)
-    values = _values(rows, pages, work, scale) | dict(o_indptr=starts)
-    _launch(kernels, values, work, kv_heads, o, None, starts)
+    o, merged = torch.full_like(rows, nan), starts(batch, work.count)
+    values = _values(rows, pages, work, scale) | dict(o_indptr=merged)
+    _launch(kernels, values, work, kv_heads, o, None, merged)
     return from_tokens(o, batch)
 
 
@@ -329,74 +327,48 @@ def _prefill(q: Tensor, pages: Pages, causal: bool, scale: float, gpu: GPU) -> t
         (o (batch, heads, n_q, head_dim), log-sum-exp FP32 (all queries, heads) to base 2, the kernels).
     """
     (batch, heads, n_q, d), kv_heads = q.shape, pages.data.shape[3]
-    group, lengths = heads // kv_heads, [n_q] * batch
-    tile = tile_of(sum(lengths) * group // batch, d)
+    group = heads // kv_heads
+    tile = tile_of(n_q * group, d)
     kernels = prefill_kernels(d, tile, causal, q.dtype, gpu)
-    work = _plan_prefill(lengths, pages.indptr.diff().tolist(), group, tile, 2 * gpu.processors // kv_heads)
+    blocks = 2 * gpu.processors // kv_heads
+    work = _plan(batch, -(-n_q * group // tile), len(pages.indices) // batch, blocks)
     rows = tokens(q)  # (all queries, heads, head_dim)
     o, lse = torch.full_like(rows, nan), torch.full(rows.shape[:2], nan)
-    merged = _starts([count for count, n in zip(work.counts, lengths) for _ in range(n)])  # (all queries + 1,)
+    merged = starts(batch * n_q, work.count)  # (all queries + 1,)
     values = _values(rows, pages, work, scale) | dict(
-        q_indptr=_starts(lengths), qo_tile_indices=_int32(work.tiles), group_size=group,
-        o_indptr=_starts([count * n for count, n in zip(work.counts, lengths)]), max_total_num_rows=len(rows),
-        merge_indptr=merged if work.split else None,
+        q_indptr=starts(batch, n_q), qo_tile_indices=_int32(work.tiles), group_size=group,
+        o_indptr=starts(batch, n_q * work.count), max_total_num_rows=len(rows),
+        merge_indptr=merged if work.count > 1 else None,
     )  # fmt: skip
     _launch(kernels, values, work, kv_heads, o, lse, merged)
     return from_tokens(o, batch), lse, kernels
 
 
-def _launch(kernels: Kernels, values: dict, work: Work, kv_heads: int, o: Tensor, lse: Tensor | None, starts: Tensor):
+def _launch(kernels: Kernels, values: dict, work: Work, kv_heads: int, o: Tensor, lse: Tensor | None, merged: Tensor):
     """Run the attention kernel, and the one that merges where keys are split. Partial O has o's type (16 bits)."""
     grid = (len(work.requests), kv_heads) if "qo_tile_indices" not in values else (len(work.requests), 1, kv_heads)
-    if not work.split:
+    if work.count == 1:
         kernels.launch(grid, values | dict(o=o, lse=lse, partition_kv=0))
         return
-    count = int(starts[-1])
+    count = int(merged[-1])
     parts = torch.full((count, *o.shape[1:]), nan, dtype=o.dtype)
     lse_parts = torch.full((count, o.shape[1]), nan)
     kernels.launch(grid, values | dict(o=parts, lse=lse_parts, partition_kv=1))
-    kernels.merge(parts, lse_parts, starts, o, lse)
+    kernels.merge(parts, lse_parts, merged, o, lse)
 
 
-def _plan_decode(pages: list[int], kv_heads: int, most: int) -> Work:
-    """Split the keys of requests with so many pages among at most so many blocks: scheduler.cuh, line 150."""
-    keys = max(LEAST_KEYS // PAGE, 1)
-    if len(pages) * kv_heads >= most:
-        keys, split = max(*pages, 1, 1), False
-    else:
-        high = max(pages)
-        while keys < high:
-            middle = (keys + high) // 2
-            if sum(-(-n // middle) for n in pages) * kv_heads > most:
-                keys = middle + 1
-            else:
-                high = middle
-        split = sum(-(-max(n, 1) // keys) for n in pages) != len(pages)
-    counts = [-(-max(n, 1) // keys) for n in pages]
-    requests = [request for request, count in enumerate(counts) for _ in range(count)]
-    parts = [part for count in counts for part in range(count)]
-    return Work(requests, [0] * len(parts), parts, keys * PAGE, split, counts)
-
-
-def _plan_prefill(lengths: list[int], pages: list[int], group: int, tile: int, most: int) -> Work:
-    """Split tiles of Q and keys among at most so many blocks, one head of K and V each: scheduler.cuh, lines 101 and
-    545."""
-    tiles = [-(-n * group // tile) for n in lengths]
-    keys, high = max(LEAST_KEYS // PAGE, 1), max(*pages, 1, 1)
-    longest = high
+def _plan(batch: int, tiles: int, pages: int, most: int) -> Work:
+    """Split the tiles of Q and the pages of each of `batch` requests among at most so many blocks, for one head of K
+    and V: scheduler.cuh, lines 101, 150 and 545."""
+    keys, high = LEAST_KEYS // PAGE, pages
     while keys < high:
         middle = (keys + high) // 2
-        if sum(rows * -(-max(n, 1) // middle) for rows, n in zip(tiles, pages)) > most:
+        if batch * tiles * -(-pages // middle) > most:
             keys = middle + 1
         else:
             high = middle
-    counts = [-(-max(n, 1) // keys) for n in pages]
-    blocks = [
-        (request, row, part)
-        for request, (rows, count) in enumerate(zip(tiles, counts)) for row in range(rows) for part in range(count)
-    ]  # fmt: skip
-    requests, rows, parts = (list(each) for each in zip(*blocks))
-    return Work(requests, rows, parts, keys * PAGE, keys < longest, counts)
+    count = -(-pages // keys)
+    return Work(*zip(*product(range(batch), range(tiles), range(count))), keys * PAGE, count)
 
 
 def _values(rows: Tensor, pages: Pages, work: Work, scale: float) -> dict:
@@ -420,14 +392,9 @@ def _paged(k: Tensor, v: Tensor) -> Pages:
     batch, kv_heads, n, d = k.shape
     each = -(-n // PAGE)
     data = k.new_full((batch, each * PAGE, 2, kv_heads, d), nan)
-    data[:, :n] = torch.stack([x.transpose(1, 2) for x in (k, v)], 2)
+    data[:, :n] = torch.stack([swapped(k), swapped(v)], 2)
     data = data.view(batch * each, PAGE, 2, kv_heads, d).transpose(1, 2).contiguous()  # (pages, 2, PAGE, kv_heads, d)
-    return Pages(data, _starts([each] * batch), _int32(range(batch * each)), _int32([(n - 1) % PAGE + 1] * batch))
-
-
-def _starts(counts: list[int]) -> Tensor:
-    """Sum counts up, int32 (len(counts) + 1,), from 0."""
-    return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    return Pages(data, starts(batch, each), _int32(range(batch * each)), lengths(batch, (n - 1) % PAGE + 1))
 
 
 def _int32(values) -> Tensor:
