@@ -41,7 +41,7 @@ class Call:
     """A call of flash_attn_func for which it has a special kernel.
 
     Attributes:
-        key: as tables hold it; plots.original has its label.
+        key: as tables hold it; plots.original_kernel has its label.
         shape, kv_shape: heads and rows of Q, and of K and V. options: the call's, by the emulator's names.
         splits: parts that the keys are cut into.
     """
@@ -93,7 +93,7 @@ def _not_rounded(model, fmt, head_dim, gpu):
 
 
 # the model of FlashAttention-2 with one modelling choice undone: (model, fmt, head_dim, gpu) -> arguments of `tiled`;
-# plots.original has the labels
+# plots.original_kernel has the labels
 CHOICES: dict[str, Callable[[dict, Format, int, str], dict]] = dict(
     model=lambda model, *_: model, other=_other, exact=_exact, exact_exp2=_exact_exp2, divided=_divided,
     forwards=_forwards, not_rounded=_not_rounded,

@@ -15,7 +15,6 @@ from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import WORST
 from attention_check.plots import explain, kernel_report
-from attention_gallery.plots import original
 from fa_lib.execution import results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.execution.results import recorded
@@ -38,6 +37,8 @@ from fa_lib.plots import (
     validation,
 )
 from fa_lib.plots.algorithm_changes import algorithm_changes
+from fa_lib.plots.original_kernel import LEAST
+from fa_lib.plots.original_kernel import original_kernel as original
 from fa_lib.training import distances
 from fa_lib.training.arm import PAIRS
 
@@ -85,7 +86,7 @@ def of_original(table, calls):
     one = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "H100")]
     by_call = longest[longest.choice == "model"].groupby(["fmt", "head_dim", "causal", "gpu", "distribution"])
     groups = one.groupby(["distribution", "choice"]), by_call, calls.groupby(["call", "gpu", "distribution"])
-    return np.concatenate([each.different.agg(lambda x: x.clip(lower=original.LEAST).mean()) for each in groups])
+    return np.concatenate([each.different.agg(lambda x: x.clip(lower=LEAST).mean()) for each in groups])
 
 
 EXPONENTIAL = (np.linspace(-10, 0, 5), np.linspace(0, 1e-4, 5), np.linspace(0, 2e-4, 5))
@@ -296,7 +297,12 @@ DRAWN = [
         lambda t: validation.validation(EXPONENTIAL, t, WORDS, recorded("01_kernels")),
         of_validation,
     ),
-    Drawn("figure2c_original", ("original", "calls"), lambda t, c: original.original_kernel(t, c, WORDS), of_original),
+    Drawn(
+        "figure2c_original",
+        ("original", "calls"),
+        lambda t, c: original(t, c, WORDS),
+        of_original,
+    ),
     Drawn(
         "figure2b_rule",
         ("01_kernels.rule",),

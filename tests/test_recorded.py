@@ -11,7 +11,7 @@ from marks import caption, missing, numbers, title
 
 from attention_gallery.causes import explained
 from attention_gallery.commands import pages
-from attention_gallery.experiments.finds import FINDS
+from attention_gallery.finds import FINDS
 from fa_lib import sweep
 from fa_lib.execution import manifest, results
 from fa_lib.execution.paths import NOTEBOOKS

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention_gallery import finds
 from attention_gallery.commands import pages
-from attention_gallery.experiments import finds
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import golden
 from fa_lib.kernels.inputs import draw

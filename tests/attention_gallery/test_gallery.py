@@ -167,7 +167,7 @@ def test_every_entry_has_its_function_in_its_file_and_none_is_left_out():
             assert not entry.module and re.search(r" \d+\.\d+", entry.cannot), "the version that cannot run"
         else:
             assert callable(getattr(importlib.import_module(f"attention_gallery.{entry.module}"), key)), key
-    about = {"__init__", "adapters", "caches", "catalogue", "causes", "entry", "source_modules"}
+    about = {"__init__", "adapters", "caches", "catalogue", "causes", "entry", "finds", "plots", "source_modules"}
     modules = {path.stem for path in FOLDER.glob("*.py")} - about - {"flash_attn_4_compiler"}
     assert modules == {entry.module for _, entry in every if entry.module}
     assert not modules & {key for key, _ in every}, "a key would be taken for the module"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attention_check.isolation.calls import call_kernel
-from attention_gallery.experiments.finds import draw_in_format
+from attention_gallery.finds import draw_in_format
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import GPU

@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 
 from attention_check.judge.findings import Judgement
 from attention_check.report.sentences import sentences_of
+from attention_gallery import plots
 from attention_gallery.catalogue import ENTRIES, JUDGED, MODELLED, counted
 from attention_gallery.causes import explained
 from attention_gallery.commands.judging import QUERIES, JudgingSettings, judge_all, judgement_of
-from attention_gallery.experiments.finds import FINDS
+from attention_gallery.finds import FINDS
 from attention_gallery.openvino_kernels import computes_fp16_in_bf16
-from attention_gallery.plots import gallery as plots
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import CHECKOUT, ROOT, build
@@ -99,7 +99,7 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: 
 
 def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
     """Compute the tables of the finds, swept over lengths, queries, threads and splits: find -> rows of
-    `experiments.finds`, with the parameters of each; without OpenVINO's where this processor computes its FP16
+    `finds`, with the parameters of each; without OpenVINO's where this processor computes its FP16
     otherwise."""
     inputs = dict(distribution=["uniform", "normal"], seed=range(2))
     with workers(jobs) as pool:
@@ -182,7 +182,7 @@ def committed(name: str) -> pd.DataFrame:
 
 
 def proofs_kept() -> dict[str, pd.DataFrame]:
-    """Read find -> its committed table, for the finds that have one; columns as of `experiments.finds.error_rows`."""
+    """Read find -> its committed table, for the finds that have one; columns as of `finds.error_rows`."""
     paths = {find: TABLES / f"{find}.csv" for find in FINDS}
     return {find: pd.read_csv(path) for find, path in paths.items() if path.exists()}
 
@@ -306,7 +306,7 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
     """Put a table into the text of a find's page, between its two marks.
 
     Args:
-        text: the page's. rows: of `experiments.finds.error_rows`, with the columns of the call.
+        text: the page's. rows: of `finds.error_rows`, with the columns of the call.
         by: the columns that name the call, of BY.
 
     Raises:

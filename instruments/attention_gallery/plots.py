@@ -173,7 +173,7 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
     emulation that rounds the step in question over the kernel's, below.
 
     Args:
-        tables: find -> rows of `experiments.finds`, uniform inputs.
+        tables: find -> rows of `finds`, uniform inputs.
     """
     figure, axes = plt.subplots(2, len(tables), figsize=(11.8, 5.0), squeeze=False, sharex="col", sharey="row",
                                 height_ratios=(1.7, 1))  # fmt: skip
