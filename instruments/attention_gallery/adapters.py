@@ -76,8 +76,7 @@ def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> Non
         raise NotImplementedError(f"{project} has {has}; q is {q.dtype}".replace("torch.", ""))
 
 
-def wants_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether a call on q, k and v (batch, heads, n, head_dim) is to be differentiated."""
+def _wants_gradients(q, k, v):
     return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
 
 
@@ -87,7 +86,7 @@ def without_gradients(q: Tensor, k: Tensor, v: Tensor, reason: str) -> None:
     Raises:
         NotImplementedError: one does; it says the reason.
     """
-    if wants_gradients(q, k, v):
+    if _wants_gradients(q, k, v):
         raise NotImplementedError(reason)
 
 
@@ -228,20 +227,6 @@ def from_bf16_bits(bits: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16)
 
 
-def to_numpy(x: Tensor) -> np.ndarray:
-    """Return a tensor as an array of its shape and dtype; BF16 is ml_dtypes.bfloat16."""
-    if x.dtype != torch.bfloat16:
-        return x.detach().contiguous().numpy()
-    import ml_dtypes  # pyright: ignore[reportMissingImports]
-
-    return bf16_bits(x).view(ml_dtypes.bfloat16)
-
-
-def from_numpy(x: np.ndarray) -> Tensor:
-    """Copy an array, also of ml_dtypes.bfloat16, into a tensor of its shape, so that the library's memory may go."""
-    return from_bf16_bits(x) if x.dtype.name == "bfloat16" else torch.from_numpy(np.array(x))
-
-
 def to_jax(x: Tensor) -> Any:
     """Copy a tensor into a JAX array of its shape and dtype, by DLPack: JAX takes its arrays to be immutable."""
     import jax  # pyright: ignore[reportMissingImports]
@@ -268,7 +253,7 @@ def through_jax(fn: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         NotImplementedError: FP64, which JAX has only after jax.config.update("jax_enable_x64", True).
     """
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "JAX with its default settings")
-    if wants_gradients(q, k, v):
+    if _wants_gradients(q, k, v):
         return _ThroughJax.apply(fn, q, k, v)
     return from_jax(fn(*map(to_jax, (q, k, v)))).to(q.dtype)
 

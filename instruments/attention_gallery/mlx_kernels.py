@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from attention_gallery.adapters import HALF, accepts, bf16_bits, from_bf16_bits, from_numpy, seen
+from attention_gallery.adapters import HALF, accepts, bf16_bits, from_bf16_bits, seen
 
 
 def _to_mlx(x):
@@ -23,4 +23,4 @@ def mlx_sdpa(q, k, v, causal=False, scale=None, mask=None):
     mask = None if mask is None else mx.array(mask.numpy()) if mask.dtype == torch.bool else _to_mlx(mask)
     with mx.stream(mx.cpu):
         o = mx.fast.scaled_dot_product_attention(*map(_to_mlx, (q, k, v)), scale=scale, mask=mask)
-        return from_bf16_bits(np.array(o.view(mx.int16))) if o.dtype == mx.bfloat16 else from_numpy(np.array(o))
+        return from_bf16_bits(np.array(o.view(mx.int16))) if o.dtype == mx.bfloat16 else torch.from_numpy(np.array(o))
