@@ -13,12 +13,11 @@ import torch
 from attention_check.judge.findings import Judgement
 from attention_gallery import entry
 from attention_gallery.catalogue import CATALOGUES, ON_CUDA
-from attention_gallery.commands import judge_gallery
+from attention_gallery.commands import judging
 from fa_lib.commands.record import gallery, session, steps
 from fa_lib.commands.record.flash_attn_build import name_package
 from fa_lib.commands.record.plan import LIMIT, STEPS, chosen, fits
 from fa_lib.execution import results
-from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.execution.paths import RECORDED, ROOT
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED
 
@@ -114,17 +113,16 @@ def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, mon
     monkeypatch.setattr(gallery, "JOBS", {"cuda": 1})
     path, seen = tmp_path / "data/results/14_gallery.csv", []
 
-    def judged(judge, keys, *_):
-        manner = judge.keywords["manner"]
+    def judged(keys, manner, *_):
         for key in keys:
             if path.exists():
                 seen.append(pd.read_csv(path).set_index("key").verdict)
             record = Judgement("kernel", key, ()).record() | dict(verdict="passes", problem="")
-            record |= dict(key=judge_gallery._key(manner.entry(key), manner), numbers=dict(times_1=1.5))
-            judge_gallery._write(manner.entry(key), manner, record)
-            yield EndedCall(key, 0, "")
+            record |= dict(key=judging._fingerprint(manner.entry(key), manner), numbers=dict(times_1=1.5))
+            judging._write(manner, key, record)
+            yield judging.EndedCall(key, 0, "")
 
-    monkeypatch.setattr(judge_gallery, "call_each", judged)
+    monkeypatch.setattr(judging, "call_each", judged)
     gallery.judged("cuda", tmp_path, keys=["flash_attn", "flash_attn_triton"])
     assert seen[-1].index.tolist() == list(ON_CUDA) and seen[-1]["torch_cudnn"] == "not_judged"
     runs = len(seen)

@@ -3,6 +3,7 @@ queries."""
 
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from attention_gallery.source_modules import module
 
 CONCH = pinned("conch-triton-kernels", "1.3")
 PAGE = 32  # keys of a page: the caller chooses; kernels/attention/paged_attention.py, line 495, takes 32 to be usual
-ACCEPTED = dict(dtypes=HALF, named="Conch", no_gradients="Conch's kernels have no gradients")
+ACCEPTED: dict[str, Any] = dict(dtypes=HALF, named="Conch", no_gradients="Conch's kernels have no gradients")
 
 
 @accepts(**ACCEPTED)

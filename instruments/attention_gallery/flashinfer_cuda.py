@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from math import nan
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,9 @@ PREFILL = """using Traits = KernelTraits<MaskMode::{mask}, {tile_q}, {mma_q}, {m
 static_assert(!Traits::IsInvalid());"""
 PAGE = 16  # keys of a page, as in the wrappers' docstrings (decode.py, line 1159)
 LEAST_KEYS = 128  # of a part: scheduler.cuh, lines 199 and 579
-ACCEPTED = dict(dtypes=(*TYPES,), named="FlashInfer", no_gradients="FlashInfer's kernels have no gradients")
+ACCEPTED: dict[str, Any] = dict(
+    dtypes=(*TYPES,), named="FlashInfer", no_gradients="FlashInfer's kernels have no gradients"
+)
 GROUPS = (1, 2, 3, 4, 6, 8, 16)  # heads that share K and V, for decoding without the matrix units: utils.cuh, line 142
 
 
@@ -320,7 +323,7 @@ def _decode(q, k, v, causal, scale, gpu):
     return from_tokens(o, batch)
 
 
-def _prefill(q: Tensor, pages: Pages, causal: bool, scale: float, gpu: GPU) -> tuple[Tensor, Tensor, Kernels]:
+def _prefill(q: Tensor, pages: Pages, causal: bool, scale, gpu: GPU) -> tuple[Tensor, Tensor, Kernels]:
     """Attend with all queries of each request: prefill.py, line 2570, and csrc/batch_prefill_paged.cuh, line 18.
 
     Returns:
@@ -368,7 +371,8 @@ def _plan(batch: int, tiles: int, pages: int, most: int) -> Work:
         else:
             high = middle
     count = -(-pages // keys)
-    return Work(*zip(*product(range(batch), range(tiles), range(count))), keys * PAGE, count)
+    requests, rows, parts = zip(*product(range(batch), range(tiles), range(count)))
+    return Work(requests, rows, parts, keys * PAGE, count)
 
 
 def _values(rows: Tensor, pages: Pages, work: Work, scale: float) -> dict:

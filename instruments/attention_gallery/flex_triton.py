@@ -27,7 +27,7 @@ ON_CPU = {  # what the code that Inductor wrote asks of torch's CUDA build
     "torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p": "None",
     "async_compile = AsyncCompile()": "",
 }
-ACCEPTED = dict(
+ACCEPTED: dict[str, Any] = dict(
     dtypes=(*HALF, torch.float32), named="flex_attention",
     no_gradients="gradients of flex_attention: its backward kernels are not called here",
 )  # fmt: skip

@@ -14,7 +14,7 @@ def _module(q, k) -> Any:
 
 
 @accepts()
-def transformers_eager(q, k, v, causal=False, scale=None, mask=None):
+def transformers_eager(q, k, v, causal=False, scale: Any = None, mask=None):
     """Call eager_attention_forward of transformers' Llama: softmax in FP32, then P rounded to the inputs' format."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 

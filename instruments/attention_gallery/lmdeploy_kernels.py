@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, partial
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ FOLDER = "lmdeploy/pytorch/kernels/cuda"
 LMDEPLOY = pinned("lmdeploy", "0.18.0")
 PAGE = 64  # keys of a page: block_size in messages.py, line 557
 Policy = IntEnum("QuantPolicy", {"NONE": 0, "INT4": 4, "INT8": 8, "FP8": 16, "FP8_E5M2": 17, "TURBO_QUANT": 42})
-ACCEPTED = dict(dtypes=HALF, named="LMDeploy", no_gradients="LMDeploy's kernels have no gradients")
+ACCEPTED: dict[str, Any] = dict(dtypes=HALF, named="LMDeploy", no_gradients="LMDeploy's kernels have no gradients")
 
 
 def _decoding(policy: Policy) -> Kernel:

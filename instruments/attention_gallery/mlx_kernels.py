@@ -1,5 +1,7 @@
 """MLX (Apple) on its CPU backend: mlx.core.fast.scaled_dot_product_attention."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -15,7 +17,7 @@ def _to_mlx(x):
 
 
 @accepts((*HALF, torch.float32), "MLX")
-def mlx_sdpa(q, k, v, causal=False, scale=None, mask=None):
+def mlx_sdpa(q, k, v, causal=False, scale: Any = None, mask=None):
     """Call scaled_dot_product_attention on the CPU, where MLX writes S and P out."""
     import mlx.core as mx
 

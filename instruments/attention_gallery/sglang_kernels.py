@@ -5,6 +5,7 @@ SGLang 0.5.23.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ STUBS = {  # of AMD's GPUs and of environment variables, which these calls do no
 }  # fmt: skip
 MOST_SPLITS = 8  # --triton-attention-num-kv-splits, srt/arg_groups/fields/exec_.py line 413
 SEQUENCES = 256  # fewest that the number of splits is chosen for, srt/layers/attention/triton_backend.py line 464
-ACCEPTED = dict(
+ACCEPTED: dict[str, Any] = dict(
     dtypes=HALF, named="SGLang's cache of keys and values", no_gradients="SGLang's kernels have no gradients"
 )
 

@@ -26,7 +26,9 @@ CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # batches of CUDA
 QUANTIZATION = IntEnum(
     "KVQuantMode", "NONE FP8_PER_TENSOR INT8_PER_TOKEN_HEAD FP8_PER_TOKEN_HEAD INT4_PER_TOKEN_HEAD", start=0
 )
-ACCEPTED = dict(dtypes=HALF, named="vLLM's cache of keys and values", no_gradients="vLLM's kernels have no gradients")
+ACCEPTED: dict[str, Any] = dict(
+    dtypes=HALF, named="vLLM's cache of keys and values", no_gradients="vLLM's kernels have no gradients"
+)
 
 
 @accepts(**ACCEPTED, tall=False)
@@ -75,7 +77,7 @@ def _generated(q, k, v, causal, scale):
     return _unified(q, k, v, True, scale)
 
 
-def _unified(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+def _unified(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale) -> Tensor:
     """TritonAttentionImpl.forward, and what TritonAttentionMetadataBuilder allocates."""
     (batch, heads, n_q, d), (kv_heads, n_kv) = q.shape, k.shape[1:3]
     queries = tokens(q)  # (batch * n_q, heads, head_dim)

@@ -17,7 +17,7 @@ LIMIT_S = 240  # of one kernel
 
 
 def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) -> pd.DataFrame:
-    """Judge kernels, and write `gallery_index.RECORDED`.csv below `out` whenever one is done. A kernel that is judged
+    """Judge kernels, and write `pages.RECORDED`.csv below `out` whenever one is done. A kernel that is judged
     is not judged again. The findings of each are in <out>/gallery/<key>.json.
 
     Args:
@@ -25,7 +25,7 @@ def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) ->
         keys: which kernels of KEYS to judge; empty is all of them.
 
     Returns:
-        table: `judge_gallery.rows` of all KEYS.
+        table: `judging.rows` of all KEYS.
     """
     manner = JudgingSettings(f"{out / 'gallery'}", DEPTH[device], device, cells, LIMIT_S)
 
