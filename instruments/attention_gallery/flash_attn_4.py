@@ -147,7 +147,7 @@ _server = cache(Server)
 
 
 @accepts(HALF, "FlashAttention-4", no_gradients="the backward kernels of FlashAttention-4 are not modelled")
-def fa4(q, k, v, causal=False, scale=None, *, gpu="H100"):
+def fa4(q, k, v, causal=False, scale: Any = None, *, gpu="H100"):
     """Call flash_attn.cute.flash_attn_func with its defaults.
 
     Raises:
