@@ -1,13 +1,129 @@
-"""Which line of a GPU kernel loses the digits: `make blame` writes data/blame, in some ten minutes of two cores.
-Finished cells stay in build/blamed."""
+"""Which step of a GPU kernel adds how much to its error: kernels blamed line by line, and what they would be with the
+coarse lines in FP32. `make blame` writes data/blame, in some ten minutes of two cores; finished cells stay in
+build/blamed."""
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from attention_gallery.experiments.blamed import CALLS, blamed, settings
-from fa_lib import sweep
+import torch
+from torch import Tensor
+
+from attention_check.gpu.blame import Blame, blame, what_if
+from attention_check.gpu.flash_attn import forward
+from fa_lib import kernels, sweep
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import save_table
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import FP32, Format
+from fa_lib.numerics.metrics import over_baseline
+from ptx_machine.device import GPU
+from ptx_machine.shadow.policy import Line
+
+
+def fa2_forward(q: Tensor, k: Tensor, v: Tensor, *, gpu: str | GPU = "A100") -> Tensor:
+    """FlashAttention-2's plain kernel, whose blocks each see all keys; q, k, v, o: (batch, heads, n, head_dim)."""
+    return forward(q, k, v, gpu=gpu, splits=1)[0]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a kernel that is blamed.
+
+    Attributes:
+        kernel: a function, or its name for `kernels.get`.
+        fmt: of the inputs. n_q, n: queries, keys.
+        steps: words for a step -> a file's name, and lines in it. What has no words is "other".
+        coarse: the steps that the kernel has in 16 bits and could have in FP32.
+    """
+
+    kernel: str | Callable
+    fmt: str
+    n_q: int
+    n: int
+    steps: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    coarse: tuple[str, ...] = ()
+
+    def step_of(self, line: Line) -> str:
+        """Return the words of a line's step: of the innermost call that has any."""
+        for file, number in line.frames:
+            for words, (name, numbers) in self.steps.items():
+                if Path(file).name == name and number in numbers:
+                    return words
+        return "other"
+
+
+P, O, SUM, CARRIED = "P to 16 bits", "O to 16 bits, at the end", "row sum in 16 bits", "O in 16 bits, at every tile"
+CALLS = {  # line numbers: of the versions that the gallery pins
+    "triton_attention (ours)": Call(
+        "examples.triton_attention:attention", "BF16", 64, 512,
+        {P: ("triton_attention.py", (38,)), O: ("triton_attention.py", (41,))},
+    ),
+    "FlashAttention-2": Call(
+        fa2_forward, "BF16", 128, 512,
+        {P: ("flash_fwd_kernel.h", (347, 409)), O: ("flash_fwd_kernel.h", (436,))},
+    ),
+    "llama.cpp, fattn-mma": Call(
+        "attention_gallery.llama_cuda:llama_cuda_mma_crowded", "FP16", 16, 4096,
+        {CARRIED: ("fattn-mma-f16.cuh", (1046, 932, 937)), P: ("fattn-mma-f16.cuh", (985,))}, (CARRIED,),
+    ),
+    "Conch, paged": Call(
+        "attention_gallery.conch_kernels:conch_paged", "BF16", 1, 2048,
+        {
+            CARRIED: ("paged_attention.py", (256,)), "O of merged parts in 16 bits": ("paged_attention.py", (406,)),
+            "O of a part in 16 bits": ("paged_attention.py", (276,)), SUM: ("paged_attention.py", (227, 261, 280)),
+            O: ("paged_attention.py", (421,)), "scores in 16 bits": ("paged_attention.py", (204,)),
+            "weights of parts in 16 bits": ("paged_attention.py", (398, 404, 411)), P: ("paged_attention.py", (222,)),
+        },
+        (CARRIED, "O of merged parts in 16 bits", "O of a part in 16 bits", SUM, "scores in 16 bits",
+         "weights of parts in 16 bits"),
+    ),
+    "SGLang, decoding": Call(
+        "attention_gallery.sglang_kernels:sglang_decode", "BF16", 1, 2048,
+        {O: ("decode_attention.py", (1016,)), "products of Q and K in 16 bits": ("decode_attention.py", (352,))},
+        ("products of Q and K in 16 bits",),
+    ),
+}  # fmt: skip
+
+
+def blamed(call: str, distribution: str, seed: int) -> list[dict[str, Any]]:
+    """A cell: a row for each step of a kernel: step, share (of the squared error), lines (as file:number); and of the
+    kernel: relative (its error, root mean square), times (its largest error over Baseline's), times_fixed (the same
+    with its coarse steps in FP32; its own where it has none), distance (of its numbers without errors to the golden
+    value)."""
+    given = CALLS[call]
+    fmt = Format.of(given.fmt)
+    q, k, v = draw(distribution, seed, (1, 1, given.n_q, 64), (1, 1, given.n, 64))
+    q, k, v = (x.to(fmt.dtype) for x in (q, k, v))
+    found = blame(given.kernel, q, k, v)
+    golden = kernels.golden(q, k, v, inputs=fmt)
+    baseline = kernels.reference(*(x.double() for x in (q, k, v)), precision=Precision.materialized(fmt))
+    bound = (baseline - golden).abs().max().item()
+    steps: dict[str, list[Line]] = {}
+    for line in found.added:
+        steps.setdefault(given.step_of(line), []).append(line)
+    coarse = [line for step in given.coarse for line in steps.get(step, ())]
+    whole = dict(
+        relative=found.relative, distance=found.distance, times=over_baseline(found.error.abs().max().item(), bound),
+        times_fixed=over_baseline(_without(found, coarse, given.kernel, (q, k, v)), bound),
+    )  # fmt: skip
+    return [
+        whole | dict(step=step, share=found.share(lines), lines=" ".join(sorted({line.name for line in lines})))
+        for step, lines in steps.items()
+    ]  # fmt: skip
+
+
+def _without(found: Blame, coarse: list[Line], kernel: str | Callable, tensors: tuple[Tensor, Tensor, Tensor]) -> float:
+    """The largest error with lines in FP32."""
+    if not coarse:
+        return found.error.abs().max().item()
+    (error,) = what_if(kernel, *tensors, [dict.fromkeys(coarse, FP32)])
+    return error.abs().max().item()
+
 
 GRID = dict(call=[*CALLS], distribution=["normal", "uniform"], seed=range(3))
 
@@ -15,7 +131,7 @@ GRID = dict(call=[*CALLS], distribution=["normal", "uniform"], seed=range(3))
 def main():
     with workers(os.cpu_count() or 1) as pool:
         table = sweep(blamed, GRID, cache=build() / "blamed", executor=pool)
-    save_table(ROOT / "data" / "blame" / "steps", table, GRID, settings())
+    save_table(ROOT / "data" / "blame" / "steps", table, GRID, dict(gpu="A100", head_dim=64, torch=torch.__version__))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
-from fa_lib.experiments.pretrained import DRAWN
 from scipy.stats import binomtest
 
 from attention_check.judge.findings import Verdict
 from benchmarks.mutations import __main__ as mutations
+from benchmarks.pretrained import DRAWN
 from fa_lib import BF16, FP32, Precision, Tiling, deviation, theory
 from fa_lib.execution import claims
 from fa_lib.execution.paths import RECORDED, RESULTS, ROOT
@@ -66,7 +66,7 @@ def spread(x):
 @cache
 def differences(part=None):
     table = campaign.recorded_tables()["differences"]
-    return campaign.part(table, part) if part else campaign.alike(table)
+    return campaign.select_study(table, part) if part else campaign.same_recipe(table)
 
 
 def ratio(part, pair, other, measure="relative_l2", step=300):

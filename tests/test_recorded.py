@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from attention_gallery.causes import explained
-from attention_gallery.commands import gallery_index
-from attention_gallery.commands import gallery_pages as pages
-from attention_gallery.experiments.finds import FINDS
+from attention_gallery.commands import pages
+from attention_gallery.finds import FINDS
 from fa_lib import sweep
 from fa_lib.execution import manifest, results
 from fa_lib.execution.paths import NOTEBOOKS
@@ -133,8 +132,8 @@ def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
             key="xformers_default", project="xformers", version="", verdict="cannot_run", problem="raises ImportError"
         ),
     ]
-    results.save(tmp_path / "Some_GPU", gallery_index.RECORDED, {}, pd.DataFrame(rows))
-    recorded = {"Some GPU": explained(results.recorded(gallery_index.RECORDED)["Some GPU"], "Some GPU")}
+    results.save(tmp_path / "Some_GPU", pages.RECORDED, {}, pd.DataFrame(rows))
+    recorded = {"Some GPU": explained(results.recorded(pages.RECORDED)["Some GPU"], "Some GPU")}
     proofs = {find: pd.read_csv(pages.TABLES / f"{find}.csv") for find in FINDS}
     here = explained(here, "cpu")
     figure = pages.drawn(here, proofs, recorded)["gallery_all"]

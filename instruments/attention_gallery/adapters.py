@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,41 @@ import torch
 from torch import Tensor
 
 Kernel = Callable[..., Tensor]  # f(q, k, v, causal=False, scale=None) on (batch, heads, n, head_dim); mask=None
+HALF = (torch.bfloat16, torch.float16)
+
+
+def accepts(
+    dtypes: tuple[torch.dtype, ...] = (), named: str = "", *, no_gradients: str = "", top_left: str = "",
+    tall: bool = True,
+) -> Callable[[Kernel], Kernel]:  # fmt: skip
+    """Make a decorator for the adapter of a project's kernel, f(q, k, v, causal=False, scale=None, ...) with q, o
+    (batch, heads, n_q, head_dim), k and v (batch, kv_heads, n_kv, head_dim): it raises NotImplementedError for what the
+    kernel lacks, in the order of the arguments but for gradients, which come first; and f gets the scale as a number.
+
+    Args:
+        dtypes: that the kernel has; () is all. named: who has them, as the error says it.
+        no_gradients: the error where an input requires a gradient; "" where the kernel has gradients.
+        top_left: the kernel's name, where it aligns its causal mask top-left, so that n_q = n_kv is needed.
+        tall: whether there may be more queries than keys under a causal mask.
+    """
+
+    def decorate(fn):
+        @wraps(fn)
+        def kernel(q, k, v, causal=False, scale=None, *more, **options):
+            n_q, n_kv = q.shape[2], k.shape[2]
+            if no_gradients:
+                without_gradients(q, k, v, no_gradients)
+            if dtypes:
+                only_dtypes(q, dtypes, named)
+            if causal and top_left and n_q != n_kv:
+                raise NotImplementedError(f"{top_left} aligns its causal mask top-left; it needs n_q = n_kv")
+            if causal and not tall and n_q > n_kv:
+                raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
+            return fn(q, k, v, causal, softmax_scale(q, scale), *more, **options)
+
+        return kernel
+
+    return decorate
 
 
 def softmax_scale(q: Tensor, scale: float | None) -> float:
@@ -40,8 +76,7 @@ def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> Non
         raise NotImplementedError(f"{project} has {has}; q is {q.dtype}".replace("torch.", ""))
 
 
-def wants_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether a call on q, k and v (batch, heads, n, head_dim) is to be differentiated."""
+def _wants_gradients(q, k, v):
     return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
 
 
@@ -51,7 +86,7 @@ def without_gradients(q: Tensor, k: Tensor, v: Tensor, reason: str) -> None:
     Raises:
         NotImplementedError: one does; it says the reason.
     """
-    if wants_gradients(q, k, v):
+    if _wants_gradients(q, k, v):
         raise NotImplementedError(reason)
 
 
@@ -101,6 +136,27 @@ def unpacked(x: Tensor, heads: int) -> Tensor:
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2).contiguous()
 
 
+def tokens(x: Tensor) -> Tensor:
+    """Lay the tokens of all sequences one behind another: (batch, heads, n, head_dim) to (batch * n, heads,
+    head_dim)."""
+    return swapped(x).flatten(0, 1).contiguous()
+
+
+def from_tokens(x: Tensor, batch: int) -> Tensor:
+    """Turn (batch * n, heads, head_dim) into (batch, heads, n, head_dim)."""
+    return swapped(x.unflatten(0, (batch, -1)))
+
+
+def starts(batch: int, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Return where each of `batch` sequences of this length begins, and the end, (batch + 1)."""
+    return torch.arange(batch + 1, dtype=dtype) * length
+
+
+def lengths(batch: int, length: int) -> Tensor:
+    """Return the length of each of `batch` sequences, int32 (batch)."""
+    return torch.full((batch,), length, dtype=torch.int32)
+
+
 def repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat each head of K and V for the heads of Q that share it, for libraries without GQA.
 
@@ -120,7 +176,7 @@ def padded(x: Tensor, multiple: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % multiple))
 
 
-def queries_at_a_time(fn: Kernel, count: int) -> Kernel:
+def queries_at_a_time(fn: Kernel, count: int = 1) -> Kernel:
     """Make the kernel that calls `fn` with `count` queries at a time: 1 as in decoding, a few as in speculative
     decoding.
 
@@ -171,20 +227,6 @@ def from_bf16_bits(bits: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16)
 
 
-def to_numpy(x: Tensor) -> np.ndarray:
-    """Return a tensor as an array of its shape and dtype; BF16 is ml_dtypes.bfloat16."""
-    if x.dtype != torch.bfloat16:
-        return x.detach().contiguous().numpy()
-    import ml_dtypes  # pyright: ignore[reportMissingImports]
-
-    return bf16_bits(x).view(ml_dtypes.bfloat16)
-
-
-def from_numpy(x: np.ndarray) -> Tensor:
-    """Copy an array, also of ml_dtypes.bfloat16, into a tensor of its shape, so that the library's memory may go."""
-    return from_bf16_bits(x) if x.dtype.name == "bfloat16" else torch.from_numpy(np.array(x))
-
-
 def to_jax(x: Tensor) -> Any:
     """Copy a tensor into a JAX array of its shape and dtype, by DLPack: JAX takes its arrays to be immutable."""
     import jax  # pyright: ignore[reportMissingImports]
@@ -211,7 +253,7 @@ def through_jax(fn: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         NotImplementedError: FP64, which JAX has only after jax.config.update("jax_enable_x64", True).
     """
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "JAX with its default settings")
-    if wants_gradients(q, k, v):
+    if _wants_gradients(q, k, v):
         return _ThroughJax.apply(fn, q, k, v)
     return from_jax(fn(*map(to_jax, (q, k, v)))).to(q.dtype)
 

@@ -42,7 +42,7 @@ def _both(hold: Callable[[Tensor, Format], Tensor]):
 
 
 Q8_0, Q4_0 = _both(lambda x, fmt: q8_0(x)), _both(lambda x, fmt: q4_0(x))
-HELD: dict[str, Callable[[Tensor, Tensor, Tensor, Format], tuple[Tensor, Tensor, Tensor]]] = {
+QUANTISED_INPUTS: dict[str, Callable[[Tensor, Tensor, Tensor, Format], tuple[Tensor, Tensor, Tensor]]] = {
     "ggml_q8_0": Q8_0, "ggml_q4_0": Q4_0, "llama_cuda_q8_0": Q8_0, "llama_cuda_q4_0": Q4_0,
     "lmdeploy_decode_int8": _both(lambda x, fmt: with_zero_points(x, 255, fmt)),
     "lmdeploy_decode_int4": _both(lambda x, fmt: with_zero_points(x, 15, fmt)),
@@ -55,7 +55,7 @@ def over_bits(key: str, kernel: Callable) -> float:
     query, or as many as keys where Q is held in few bits too; BF16 and FP16, uniform and normal inputs, LENGTHS keys.
 
     Args:
-        key: of HELD.
+        key: of QUANTISED_INPUTS.
         kernel: f(q, k, v) on (1, 1, n, 64).
 
     Returns:
@@ -72,7 +72,7 @@ def _over_bits(key, kernel, fmt, n, distribution):
     q, k, v = draw(distribution, 0, (1, 1, n_q, 64), (1, 1, n, 64))
     q, k, v = (fmt(x) for x in (q, k, v))
     golden = kernels.golden(q, k, v, inputs=fmt)
-    exact = kernels.reference(*HELD[key](q, k, v, fmt), precision=Precision.uniform("FP64"), scale=64**-0.5)
+    exact = kernels.reference(*QUANTISED_INPUTS[key](q, k, v, fmt), precision=Precision.uniform("FP64"), scale=64**-0.5)
     baseline = kernels.reference(q, k, v, precision=Precision.materialized(fmt))
     o = kernel(*(x.to(fmt.dtype) for x in (q, k, v)))
     error, bits, rounding = ((each.double() - golden).abs().max().item() for each in (o, exact, baseline))

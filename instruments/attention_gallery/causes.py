@@ -26,7 +26,7 @@ def causes() -> dict[tuple[str, str], dict[str, str]]:
 
 
 def explained(table: pd.DataFrame, device: str) -> pd.DataFrame:
-    """Add to rows of `judge_gallery.rows` what their projects' sources say: columns defect, found (the cause), source
+    """Add to rows of `judging.rows` what their projects' sources say: columns defect, found (the cause), source
     and reason, "" where a row does not fail or nobody has read its source. The verdict becomes "differs" where that is
     the cause's standing.
 

@@ -3,70 +3,61 @@ queries."""
 
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, without_gradients
-from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
-
-CONCH = Package(
-    "conch-triton-kernels",
-    "1.3",
-    "conch_triton_kernels-1.3-py3-none-any.whl",
-    "bbbdbbcc2ea5650f582a00d9c9ad9ca65b822a64b3cf41856c5e83efcdbe7cea",
-    ("conch/ops/attention", "conch/kernels/attention", "conch/platforms"),
+from attention_gallery.adapters import (
+    HALF,
+    accepts,
+    from_tokens,
+    lengths,
+    padded,
+    queries_at_a_time,
+    starts,
+    swapped,
+    tokens,
 )
+from attention_gallery.catalogue import pinned
+from attention_gallery.source_modules import module
+
+CONCH = pinned("conch-triton-kernels", "1.3")
 PAGE = 32  # keys of a page: the caller chooses; kernels/attention/paged_attention.py, line 495, takes 32 to be usual
+ACCEPTED: dict[str, Any] = dict(dtypes=HALF, named="Conch", no_gradients="Conch's kernels have no gradients")
 
 
-def conch_paged(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call conch.ops.attention.paged_attention, one query at a time: it cuts the keys into parts by their number.
-
-    Args:
-        q: (batch, heads, n_q, head_dim), BF16 or FP16.
-        k, v: (batch, kv_heads, n_kv, head_dim).
-
-    Raises:
-        NotImplementedError: an input requires a gradient, or a query would see no key.
-    """
-    _supported(q, k, v)
-    return queries_at_a_time(_paged, 1)(q, k, v, causal, scale)
+@accepts(**ACCEPTED)
+def conch_paged(q, k, v, causal=False, scale=None):
+    """Call conch.ops.attention.paged_attention, one query at a time: it cuts the keys into parts by their number."""
+    return queries_at_a_time(_paged)(q, k, v, causal, scale)
 
 
-def _paged(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _paged(q, k, v, causal, scale):
     """Call it with one query of each sequence, (batch, heads, 1, head_dim)."""
-    pages, table, lengths = _cache_of(k, v)
-    fn = _file("paged_attention").paged_attention
-    o = fn(q[:, :, 0].contiguous(), *pages, table, lengths, scale=softmax_scale(q, scale))  # (batch, heads, head_dim)
+    pages, table, sizes = _cache_of(k, v)
+    o = _file("paged_attention").paged_attention(q[:, :, 0].contiguous(), *pages, table, sizes, scale=scale)
     return o[:, :, None]
 
 
-def conch_varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(**ACCEPTED)
+def conch_varlen(q, k, v, causal=False, scale=None):
     """Call conch.ops.attention.varlen_attention. It cuts the keys into parts for one query and 4,096 keys or more.
 
-    Args:
-        q: (batch, heads, n_q, head_dim), BF16 or FP16.
-        k, v: (batch, kv_heads, n_kv, head_dim).
-
     Raises:
-        NotImplementedError: an input requires a gradient, or causal with n_q unlike n_kv, and more than one query:
-            varlen_attention.py, line 340, compares the number of a query among the queries with that of a key.
+        NotImplementedError: causal with n_q unlike n_kv, and more than one query: varlen_attention.py, line 340,
+            compares the number of a query among the queries with that of a key.
     """
-    _supported(q, k, v)
-    batch, _, n_q, _ = q.shape
-    n_kv = k.shape[2]
+    batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
     if causal and n_q not in (1, n_kv):
         raise NotImplementedError(
             f"Conch aligns its causal mask top-left; it needs n_q = n_kv, or one query; got {n_q} and {n_kv}"
         )
-    pages, table, lengths = _cache_of(k, v)
+    pages, table, sizes = _cache_of(k, v)
     o = _file("varlen_attention").varlen_attention(
-        q.transpose(1, 2).flatten(0, 1).contiguous(), *pages, torch.arange(batch + 1, dtype=torch.int32) * n_q, n_q,
-        lengths, n_kv, table, causal=causal, scale=softmax_scale(q, scale),
-    )  # fmt: skip
-    return o.unflatten(0, (batch, n_q)).transpose(1, 2)
+        tokens(q), *pages, starts(batch, n_q), n_q, sizes, n_kv, table, causal=causal, scale=scale
+    )
+    return from_tokens(o, batch)
 
 
 def _cache_of(k: Tensor, v: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -78,16 +69,8 @@ def _cache_of(k: Tensor, v: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
     """
     batch, _, n_kv, _ = k.shape
     count = -(-n_kv // PAGE)
-    more = count * PAGE - n_kv
-    whole = [torch.nn.functional.pad(x, (0, 0, 0, more)).transpose(1, 2) for x in (k, v)]
-    pages = [x.unflatten(1, (count, PAGE)).flatten(0, 1).contiguous() for x in whole]
-    table = torch.arange(batch * count, dtype=torch.int32).reshape(batch, count)
-    return pages, table, torch.full((batch,), n_kv, dtype=torch.int32)
-
-
-def _supported(q: Tensor, k: Tensor, v: Tensor) -> None:
-    without_gradients(q, k, v, "Conch's kernels have no gradients")
-    only_dtypes(q, (torch.bfloat16, torch.float16), "Conch")
+    pages = [swapped(padded(x, PAGE)).unflatten(1, (count, PAGE)).flatten(0, 1).contiguous() for x in (k, v)]
+    return pages, torch.arange(batch * count, dtype=torch.int32).reshape(batch, count), lengths(batch, n_kv)
 
 
 @cache

@@ -1,8 +1,7 @@
 """PyTorch's memory-efficient attention, the CUTLASS kernel that scaled_dot_product_attention takes for a mask and for
 FP32, compiled from the headers of the torch that is installed.
 
-Line numbers are of torch 2.13, ATen/native/transformers/cuda/mem_eff_attention. q, k, v and o are (batch, heads, n,
-head_dim); o is in q's dtype.
+Line numbers are of torch 2.13, ATen/native/transformers/cuda/mem_eff_attention.
 """
 
 from functools import cache
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import in_4_dims, only_dtypes, repeated, softmax_scale, swapped, without_gradients
+from attention_gallery.adapters import accepts, in_4_dims, repeated, swapped
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
 from ptx_machine.memory import NANS
@@ -44,40 +43,35 @@ extern "C" __device__ unsigned layout[] = {{{fields}}};
 """
 
 
-def cutlass_fmha(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None,
-    gpu: str | GPU = "A100",
-) -> Tensor:  # fmt: skip
+@accepts(
+    (*TYPES,), "torch's memory-efficient attention", tall=False,
+    no_gradients="gradients of torch's CUTLASS kernel: its backward kernel is not called here",
+)  # fmt: skip
+def cutlass_fmha(q, k, v, causal=False, scale=None, mask=None, gpu="A100"):
     """Call the forward kernel as aten::_efficient_attention_forward does, without dropout and log-sum-exp, which
     inference does not ask for.
 
     A causal mask is the kernel's own, aligned bottom-right, as torch.nn.attention.bias.causal_lower_right asks for it.
-    FP32 is multiplied as three products of TF32.
+    With more queries than keys it hides nothing in the first blocks of queries (kernel_forward.h, line 848, compares
+    with a negative offset as if it had no sign). FP32 is multiplied as three products of TF32.
 
     Args:
-        q, k, v, causal, scale: as for all kernels, BF16, FP16 or FP32.
         mask: bool or to be added to the scores, (..., n_q, n_kv), as scaled_dot_product_attention's attn_mask.
         gpu: a GPU, or its name.
 
     Raises:
-        NotImplementedError: a head_dim for which torch has no such kernel, another dtype, a gradient, or causal with
-            more queries than keys: the kernel then hides nothing in the first blocks of queries (kernel_forward.h, line
-            848, compares with a negative offset as if it had no sign).
+        NotImplementedError: a head_dim for which torch has no such kernel.
     """
-    without_gradients(q, k, v, "gradients of torch's CUTLASS kernel: its backward kernel is not called here")
-    only_dtypes(q, tuple(TYPES), "torch's memory-efficient attention")
     kernel, tile, (shared, warps, buffer, alignment, size), layout = _compiled(q.dtype, q.shape[3], GPU.of(gpu))
     if q.shape[3] % alignment:
         raise NotImplementedError(f"torch has this kernel for a head_dim that is a multiple of {alignment} alone")
     (batch, heads, n_q, head_dim), n_kv = q.shape, k.shape[2]
-    if causal and n_q > n_kv:
-        raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
     k, v = repeated(q, k, v)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     o = torch.full((batch, n_q, heads, head_dim), nan, dtype=q.dtype)
     bias = None if mask is None else _bias(mask, q, n_kv)  # (batch, heads, n_q, n_kv), in q's dtype
     values = dict(
-        query_ptr=q, key_ptr=k, value_ptr=v, attn_bias_ptr=bias, output_ptr=o, scale=softmax_scale(q, scale),
+        query_ptr=q, key_ptr=k, value_ptr=v, attn_bias_ptr=bias, output_ptr=o, scale=scale,
         output_accum_ptr=torch.full(o.shape, nan) if buffer else None, head_dim=head_dim, head_dim_value=head_dim,
         num_queries=n_q, num_keys=n_kv, custom_mask_type=BOTTOM_RIGHT if causal else 0, o_strideM=o.stride(1),
         num_batches=batch, num_heads=heads,

@@ -14,12 +14,6 @@ from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.registry import get
 from ptx_machine.sources import Package
 
-FEW_QUERIES = (  # keys of kernels that are asked for few: most of them take one query a call
-    "ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
-    "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode", "sglang_decode",
-    "vllm_unified_decode", "llama_cuda_decode", "llama_cuda_q8_0", "llama_cuda_q4_0", "flashinfer_decode",
-    "lmdeploy_decode", "lmdeploy_decode_int8", "lmdeploy_decode_int4", "conch_paged", "flex_decode",
-)  # fmt: skip
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
@@ -100,8 +94,3 @@ class Entry:
 def pins() -> dict[str, str]:
     """Read requirements.txt: a dict of distribution -> version."""
     return dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([\w.]+)$", REQUIREMENTS.read_text(), re.MULTILINE))
-
-
-def entries(project: str, module: str, needs: tuple[str, ...], device: str = "cpu", **uses: str) -> list[Entry]:
-    """Make the entries of one file; uses: key -> use."""
-    return [Entry(key, project, module, needs, use, device=device) for key, use in uses.items()]

@@ -4,33 +4,23 @@ from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, swapped
+from attention_gallery.adapters import HALF, accepts, swapped
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package, unpacked
+from ptx_machine.sources import unpacked
 
-FLA = Package(
-    "fla-core",  # flash-linear-attention 0.6.0 requires exactly this one: its operators
-    "0.6.0",
-    "fla_core-0.6.0-py3-none-any.whl",
-    "b0708b70e0b119cd58a0a5146ea56cb175cef6ed969d8ac60267e3e077ce3ebd",
-    ("fla",),
-)
+FLA = pinned("fla-core", "0.6.0")
 
 
-def fla_parallel(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(HALF, "flash-linear-attention's parallel_attn here")
+def fla_parallel(q, k, v, causal=False, scale=None):
     """Call fla.ops.attn.parallel_attn, which is causal. It has gradients.
-
-    Args:
-        q: (batch, heads, n, head_dim), BF16 or FP16.
-        k, v: (batch, kv_heads, n, head_dim).
 
     Raises:
         NotImplementedError: no causal mask with more than one query, n_q unlike n_kv, or head_dim over 256.
     """
-    only_dtypes(q, (torch.bfloat16, torch.float16), "flash-linear-attention's parallel_attn here")
     n_q, n_kv = q.shape[2], k.shape[2]
     if n_q != n_kv:
         raise NotImplementedError(f"parallel_attn takes one length for queries and keys; got {n_q} and {n_kv}")

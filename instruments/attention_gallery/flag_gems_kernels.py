@@ -7,45 +7,30 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, softmax_scale
+from attention_gallery.adapters import HALF, accepts
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
-FLAG_GEMS = Package(
-    "flag-gems",
-    "5.0.2",
-    "flag_gems-5.0.2-py3-none-any.whl",
-    "d7c5a6121bf2d3f7daddde43bfa7cae739de6cb5b294dcfe7ae6173045c35552",
-    ("flag_gems/ops/attention.py",),
-)
+FLAG_GEMS = pinned("flag-gems", "5.0.2")
 WIDTHS = (32, 64, 128, 256)  # head_dim; 16, which it has too, is too narrow for the first configuration
 
 
-def flag_gems_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(HALF, "FlagGems' attention here", top_left="FlagGems")
+def flag_gems_sdpa(q, k, v, causal=False, scale=None):
     """Call flag_gems.ops.attention.scaled_dot_product_attention. Its gradients are those of a causal call whatever
     `causal` is: the kernel has no such argument (attention.py, line 959). It reads dO without a mask (line 428), which
     is a Fault where n_q is no multiple of the block.
 
     Of its configurations to tune the first runs, which has blocks of 128 queries and 32 keys.
 
-    Args:
-        q: (batch, heads, n_q, head_dim), BF16 or FP16.
-        k, v: (batch, kv_heads, n_kv, head_dim).
-
     Raises:
-        NotImplementedError: causal with n_q unlike n_kv, or head_dim none of WIDTHS.
+        NotImplementedError: head_dim none of WIDTHS.
     """
-    only_dtypes(q, (torch.bfloat16, torch.float16), "FlagGems' attention here")
-    heads, n_q, width = q.shape[1:]
-    kv_heads, n_kv = k.shape[1:3]
-    if causal and n_q != n_kv:
-        raise NotImplementedError("FlagGems aligns its causal mask top-left; it needs n_q = n_kv")
-    if width not in WIDTHS:
-        raise NotImplementedError(f"FlagGems' attention has head_dim {WIDTHS} here; got {width}")
+    if q.shape[3] not in WIDTHS:
+        raise NotImplementedError(f"FlagGems' attention has head_dim {WIDTHS} here; got {q.shape[3]}")
     fn, tensors = _attention().scaled_dot_product_attention, [x.contiguous() for x in (q, k, v)]
-    return fn(*tensors, is_causal=causal, scale=softmax_scale(q, scale), enable_gqa=heads != kv_heads)
+    return fn(*tensors, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
 @cache

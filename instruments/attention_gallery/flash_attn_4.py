@@ -1,22 +1,42 @@
-"""FlashAttention-4's CuTe kernels, for Hopper (wgmma) and Blackwell (tcgen05), on a CPU in a GPU's arithmetic.
+"""FlashAttention-4's CuTe kernels, for Hopper (wgmma) and Blackwell (tcgen05), on a CPU in a GPU's arithmetic: compiled
+by the project's own code without a GPU, by `compiled`.
 
-q, k, v and o are (batch, heads, n, head_dim) in BF16 or FP16; heads of K and V may be fewer. Line numbers are those of
-flash-attn-4 4.0.0b36, in flash_attn/cute.
+Tensors are in BF16 or FP16; heads of K and V may be fewer. Line numbers are those of flash-attn-4 4.0.0b36, in
+flash_attn/cute.
 """
 
+import atexit
+import hashlib
+import json
 import math
+import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from math import nan
+from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, softmax_scale, swapped, without_gradients
-from attention_gallery.flash_attn_4_kernels import Chosen, compiled
+from attention_gallery.adapters import HALF, accepts, swapped
+from attention_gallery.catalogue import MODELLED, pinned
+from attention_gallery.entry import installed
+from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import build
 from ptx_machine.arguments import Structure
 from ptx_machine.device import GPU
+from ptx_machine.launch import Kernel
+from ptx_machine.sources import unpacked
 from ptx_machine.tensor_maps import tensor_map
 
+FLASH_ATTN_4 = pinned("flash-attn-4", "4.0.0b36")
+COMPILER = Path(__file__).with_name("flash_attn_4_compiler.py")
+TARGETS = {90: "sm_90", 100: "sm_100"}  # by compute capability
 HEAD_DIMS = (64, 128)  # of those that it accepts
 LOG2_E = 1.44269504  # softmax_utils: the scale is multiplied by it in FP32
 CACHE_BYTES = 50 << 20  # of the second-level cache, that LPT scheduling reckons with: tile_scheduler.py, line 503
@@ -24,29 +44,116 @@ SHAPE = {f"{i}": (4 * i, 4) for i in range(4)}
 DIVISOR = {"divisor": (0, 4), "factor": (4, 4), "a": (8, 1), "b": (9, 1)}
 
 
-def fa4_hopper(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "H100"
-) -> Tensor:
-    """Call flash_attn_func on an H100, or another GPU: as `fa4`."""
-    return fa4(q, k, v, causal, scale, gpu=gpu)
+@dataclass(frozen=True)
+class Chosen:
+    """The kernel that the project chooses for a call.
+
+    Attributes:
+        kernel: the kernel.
+        scheduler: name of the class that gives tiles to blocks.
+        tile: rows of Q that a block takes at a time.
+        pack_gqa: whether a tile has rows of all heads that share K and V.
+        maps: of Q, K, V and O, "box" (as PTX counts dimensions) and "width" of the tensor map.
+    """
+
+    kernel: Kernel
+    scheduler: str
+    tile: int
+    pack_gqa: bool
+    maps: list[dict[str, Any]]
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """Threads of a block."""
+        return self.kernel.entry.most or (1,)
 
 
-def fa4_blackwell(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "B200"
-) -> Tensor:
-    """Call flash_attn_func on a B200, or another GPU: as `fa4`."""
-    return fa4(q, k, v, causal, scale, gpu=gpu)
+def compiled(q: Tensor, k: Tensor, causal: bool, gpu: GPU) -> Chosen:
+    """Return the kernel for q (batch, n_q, heads, head_dim) and k (batch, n_kv, heads_kv, head_dim).
+
+    Raises:
+        NotImplementedError: the GPU is another one, or the project has no kernel for the call.
+        RuntimeError: the compiler does not run.
+    """
+    if gpu.capability not in TARGETS:
+        raise NotImplementedError(f"FlashAttention-4's kernels are modelled on Hopper and Blackwell; {gpu.name} came")
+    dtype = f"{q.dtype}".removeprefix("torch.")
+    call = json.dumps(dict(dtype=dtype, q=[*q.shape], k=[*k.shape], causal=causal))
+    answer = json.loads(_answer(call, TARGETS[gpu.capability], gpu.processors))
+    if "error" in answer:
+        raise NotImplementedError(f"FlashAttention-4 has no kernel for this call: {answer['error']}")
+    if answer.pop("cluster") > 1:
+        raise NotImplementedError("FlashAttention-4 takes a kernel of two blocks in a cluster, which is not modelled")
+    return _chosen(json.dumps(answer), gpu)
 
 
-def fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, *, gpu: str | GPU) -> Tensor:
+@cache
+def _chosen(answer: str, gpu: GPU) -> Chosen:
+    facts = json.loads(answer)
+    name, text = facts.pop("name"), facts.pop("ptx")
+    return Chosen(Kernel(text, name, gpu=gpu), **facts)
+
+
+@cache
+def _answer(call: str, target: str, processors: int) -> str:
+    """Ask the compiler for a call, or read what it answered before."""
+    versions = [f"{name} {installed(name)}" for name in MODELLED["fa4_hopper"].needs]
+    words = [call, target, str(processors), FLASH_ATTN_4.sha256, COMPILER.read_text(), *versions]
+    stored = build() / "ptx" / f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}.json"
+    if not stored.is_file():
+        answer = _server(target, processors).ask(call)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(stored) as path:
+            path.write_text(answer)
+    return stored.read_text()
+
+
+class Server:
+    """The compiler's process.
+
+    Raises:
+        RuntimeError: it ends without an answer.
+    """
+
+    def __init__(self, target: str, processors: int):
+        words = [sys.executable, str(COMPILER), str(unpacked(FLASH_ATTN_4)), target, str(processors)]
+        self.words = tempfile.TemporaryFile("w+")  # noqa: SIM115  the compiler prints to it as long as it runs
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.words, text=True,
+            env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        )  # fmt: skip
+        self.lock = Lock()
+        atexit.register(self.process.kill)
+
+    def ask(self, call: str) -> str:
+        """Return the answer to a call, as JSON."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with self.lock:
+            try:
+                self.process.stdin.write(call + "\n")
+                self.process.stdin.flush()
+                answer = self.process.stdout.readline()
+            except BrokenPipeError:
+                answer = ""
+        if not answer:
+            code = self.process.wait()
+            self.words.seek(0)
+            last = [line.strip() for line in self.words if line.strip()][-1:]
+            raise RuntimeError(f"FlashAttention-4's compiler ended with {code}: {' '.join(last)}")
+        return answer
+
+
+_server = cache(Server)
+
+
+@accepts(HALF, "FlashAttention-4", no_gradients="the backward kernels of FlashAttention-4 are not modelled")
+def fa4(q, k, v, causal=False, scale: Any = None, *, gpu="H100"):
     """Call flash_attn.cute.flash_attn_func with its defaults.
 
     Raises:
-        NotImplementedError: an input requires a gradient, another dtype or head_dim, a GPU that is neither Hopper nor
-            Blackwell, or a call for which the project chooses a kernel that is not modelled.
+        NotImplementedError: another head_dim, a GPU that is neither Hopper nor Blackwell, or a call for which the
+            project chooses a kernel that is not modelled.
     """
-    without_gradients(q, k, v, "the backward kernels of FlashAttention-4 are not modelled")
-    only_dtypes(q, (torch.bfloat16, torch.float16), "FlashAttention-4")
     if q.shape[-1] not in HEAD_DIMS:
         raise NotImplementedError(f"of FlashAttention-4, head_dim {HEAD_DIMS} are modelled; {q.shape[-1]} came")
     gpu = GPU.of(gpu)
@@ -54,8 +161,16 @@ def fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, *, g
     chosen = compiled(q, k, causal, gpu)
     o = torch.full_like(q, nan)
     call = _Call(q, k, v, o, chosen, gpu)
-    chosen.kernel(call.grid, chosen.block, gpu.shared_bytes, *call.arguments(softmax_scale(q, scale)))
+    chosen.kernel(call.grid, chosen.block, gpu.shared_bytes, *call.arguments(scale))
     return swapped(o)
+
+
+fa4_hopper = fa4
+
+
+def fa4_blackwell(q, k, v, causal=False, scale=None, *, gpu="B200"):
+    """Call `fa4` on a Blackwell GPU."""
+    return fa4(q, k, v, causal, scale, gpu=gpu)
 
 
 @dataclass(frozen=True)

@@ -5,37 +5,22 @@ import sys
 from functools import cache
 from types import ModuleType
 
-import torch
-from torch import Tensor
-
-from attention_gallery.adapters import only_dtypes, softmax_scale, swapped
+from attention_gallery.adapters import HALF, accepts, swapped
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
-FLASH_ATTN_TRITON = Package(
-    "flash-attn-triton",
-    "0.1.1",
-    "flash_attn_triton-0.1.1-py3-none-any.whl",
-    "9bf3b296cacee576a59eadf4e071dbec50961efa2d0296086d9a65f4b68662e8",
-    ("flash_attn_triton",),
-)
+FLASH_ATTN_TRITON = pinned("flash-attn-triton", "0.1.1")
 BLOCK = 128  # flash_attn_interface.py, line 12
 WIDTHS = (16, 32, 64, 128, 256)  # head_dim: attention_kernel.py, line 577
 
 
-def flash_attn_triton_package(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
-) -> Tensor:
+@accepts(HALF, "flash-attn-triton")
+def flash_attn_triton_package(q, k, v, causal=False, scale=None):
     """Call flash_attn_triton.flash_attn_func. It has gradients.
-
-    Args:
-        q: (batch, heads, n, head_dim), BF16 or FP16.
-        k, v: (batch, kv_heads, n, head_dim).
 
     Raises:
         NotImplementedError: n_q unlike n_kv, no causal mask with n no multiple of 128, or head_dim none of WIDTHS.
     """
-    only_dtypes(q, (torch.bfloat16, torch.float16), "flash-attn-triton")
     n_q, n_kv, width = q.shape[2], k.shape[2], q.shape[3]
     if n_q != n_kv:
         raise NotImplementedError(f"flash-attn-triton takes one length for queries and keys; got {n_q} and {n_kv}")
@@ -43,8 +28,7 @@ def flash_attn_triton_package(
         raise NotImplementedError(f"without a causal mask, flash-attn-triton has multiples of {BLOCK} keys; got {n_q}")
     if width not in WIDTHS:
         raise NotImplementedError(f"flash-attn-triton has head_dim {WIDTHS}; got {width}")
-    tensors = [swapped(x) for x in (q, k, v)]  # (batch, n, heads, head_dim)
-    return swapped(_interface().flash_attn_func(*tensors, softmax_scale=softmax_scale(q, scale), causal=causal))
+    return swapped(_interface().flash_attn_func(*map(swapped, (q, k, v)), softmax_scale=scale, causal=causal))
 
 
 @cache

@@ -1,11 +1,6 @@
-"""flash-attention-jax (lucidrains), whose tiles are 1,024 queries and 1,024 keys.
-
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
-"""
+"""flash-attention-jax (lucidrains), whose tiles are 1,024 queries and 1,024 keys."""
 
 from functools import cache
-
-from torch import Tensor
 
 from attention_gallery.adapters import only_default_scale, repeated, through_jax
 
@@ -20,7 +15,7 @@ def _flash(causal):
     return lambda q, k, v: flash.flash_attention(q, k, v, jnp.ones((k.shape[0], k.shape[2]), bool))
 
 
-def flash_attention_jax(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def flash_attention_jax(q, k, v, causal=False, scale=None):
     """Call flash_attention_jax.flash_attention with a mask of keys that hides none, or causal_flash_attention.
 
     It is wrong where n is no multiple of its tiles: a slice that would pass the end of K begins earlier instead, so

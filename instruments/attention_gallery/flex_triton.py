@@ -2,8 +2,7 @@
 around them, as for that GPU, and they run on CPU tensors.
 
 Dynamo and AOTAutograd trace CPU tensors. Before Inductor lowers the graph, its fake tensors are moved to CUDA, and
-torch.cuda describes the GPU. Line numbers are of torch 2.13, torch/_inductor. q, k, v and o are (batch, heads, n,
-head_dim); o is in q's dtype.
+torch.cuda describes the GPU. Line numbers are of torch 2.13, torch/_inductor.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,9 +13,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, without_gradients
+from attention_gallery.adapters import HALF, accepts, queries_at_a_time
 from ptx_machine.device import GPU
 from ptx_machine.triton_driver import triton
 
@@ -29,49 +27,38 @@ ON_CPU = {  # what the code that Inductor wrote asks of torch's CUDA build
     "torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p": "None",
     "async_compile = AsyncCompile()": "",
 }
+ACCEPTED: dict[str, Any] = dict(
+    dtypes=(*HALF, torch.float32), named="flex_attention",
+    no_gradients="gradients of flex_attention: its backward kernels are not called here",
+)  # fmt: skip
 
 
-def flex_prefill(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, gpu: str | GPU = "A100"
-) -> Tensor:
+@accepts(**ACCEPTED, tall=False)
+def flex_prefill(q, k, v, causal=False, scale=None, gpu="A100"):
     """Call torch.compile(flex_attention) with kernel_options BACKEND="TRITON": the kernel of flex_attention.py.jinja,
     which BACKEND="AUTO" takes from 128 queries on.
 
     A causal mask is a BlockMask of blocks of 128 queries and 128 keys, the default, aligned bottom-right.
-
-    Raises:
-        NotImplementedError: an input requires a gradient, another dtype, or causal with more queries than keys.
     """
     return _flex(q, k, v, causal, scale, GPU.of(gpu), "TRITON")
 
 
-def flex_decode(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, gpu: str | GPU = "A100"
-) -> Tensor:
+@accepts(**ACCEPTED, tall=False)
+def flex_decode(q, k, v, causal=False, scale=None, gpu="A100"):
     """Call torch.compile(flex_attention) with kernel_options BACKEND="TRITON_DECODE": the kernel of
     flex_decode.py.jinja, which BACKEND="AUTO" takes below 128 queries, and the kernels that combine its parts. More
     than 64 queries are several calls.
 
     The kernels that combine take the first of the configurations that Inductor would time.
-
-    Raises:
-        NotImplementedError: as flex_prefill.
     """
-
-    def few(q, k, v, causal, scale):
-        return _flex(q, k, v, causal, scale, GPU.of(gpu), "TRITON_DECODE")
-
+    few = partial(_flex, gpu=GPU.of(gpu), backend="TRITON_DECODE")
     return queries_at_a_time(few, DECODED)(q, k, v, causal, scale)
 
 
 def _flex(q, k, v, causal, scale, gpu, backend):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    without_gradients(q, k, v, "gradients of flex_attention: its backward kernels are not called here")
-    only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "flex_attention")
     n_q, n_kv = q.shape[2], k.shape[2]
-    if causal and n_q > n_kv:
-        raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
     mask = create_block_mask(_causal(n_kv - n_q), None, None, n_q, n_kv, device="cpu") if causal else None
     limits = dict(recompile_limit=MOST_SHAPES, accumulated_recompile_limit=MOST_SHAPES)
     with ExitStack() as stack:
@@ -84,7 +71,7 @@ def _flex(q, k, v, causal, scale, gpu, backend):
         ):
             stack.enter_context(context)
         compiled = _compiled(flex_attention, gpu)
-        options = dict(scale=softmax_scale(q, scale), enable_gqa=q.shape[1] != k.shape[1])
+        options = dict(scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         return compiled(q, k, v, block_mask=mask, kernel_options={"BACKEND": backend}, **options)
 
 

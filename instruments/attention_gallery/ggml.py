@@ -4,8 +4,6 @@ Nothing is built: the wheels xllamacpp (llama.cpp) and pywhispercpp (whisper.cpp
 llama.cpp does, Q is given in FP32 and K, V in the type of the KV cache. Below 64 queries ggml takes a path that goes
 key by key; where V is stored in FP16 that path adds up O in FP16 (ggml-cpu/ops.cpp,
 ggml_compute_forward_flash_attn_ext_f16_one_chunk).
-
-For each kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. Errors are those of `Ggml`.
 """
 
 import ctypes
@@ -195,51 +193,13 @@ def _causal_mask(n_q, n_kv):
     return rows[None, None]
 
 
-def ggml_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call llama.cpp's ggml, all queries in one call, as in reading a prompt of PROMPT tokens or more."""
-    return Ggml(fewest=PROMPT)(q, k, v, causal, scale)
+ggml_prefill = Ggml(fewest=PROMPT)  # all queries in one call, as in reading a prompt of PROMPT tokens or more
+ggml_decode = Ggml(queries=1)
+ggml_few = Ggml(queries=32)  # as in speculative decoding and small batches
+ggml_decode_1_thread = Ggml(threads=1, queries=1)  # which adds up all keys in one sum
+ggml_decode_v_fp32 = Ggml(v="FP32", queries=1)  # the same values, one type is changed: ggml adds up O in FP32
+ggml_q8_0, ggml_q4_0 = (Ggml(k=kind, v=kind, queries=1) for kind in ("q8_0", "q4_0"))
 
-
-def ggml_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call llama.cpp's ggml, one query in each call, as in decoding."""
-    return Ggml(queries=1)(q, k, v, causal, scale)
-
-
-def ggml_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call llama.cpp's ggml, 32 queries in each call, as in speculative decoding and small batches."""
-    return Ggml(queries=32)(q, k, v, causal, scale)
-
-
-def ggml_decode_1_thread(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call `ggml_decode` on one thread, which adds up all keys in one sum."""
-    return Ggml(threads=1, queries=1)(q, k, v, causal, scale)
-
-
-def ggml_decode_v_fp32(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call `ggml_decode` with the same values of V stored in FP32: one type is changed, and ggml adds up O in FP32."""
-    return Ggml(v="FP32", queries=1)(q, k, v, causal, scale)
-
-
-def ggml_q8_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call llama.cpp's ggml with a KV cache of q8_0, one query in each call."""
-    return Ggml(k="q8_0", v="q8_0", queries=1)(q, k, v, causal, scale)
-
-
-def ggml_q4_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call llama.cpp's ggml with a KV cache of q4_0, one query in each call."""
-    return Ggml(k="q4_0", v="q4_0", queries=1)(q, k, v, causal, scale)
-
-
-def whisper_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call whisper.cpp's ggml, all queries in one call, as in its encoder and prompts of PROMPT tokens or more."""
-    return Ggml("pywhispercpp", fewest=PROMPT)(q, k, v, causal, scale)
-
-
-def whisper_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call whisper.cpp's ggml, one query in each call, as in decoding."""
-    return Ggml("pywhispercpp", queries=1)(q, k, v, causal, scale)
-
-
-def whisper_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call whisper.cpp's ggml, 32 queries in each call, as its beam search and speculative decoding have."""
-    return Ggml("pywhispercpp", queries=32)(q, k, v, causal, scale)
+whisper_prefill = Ggml("pywhispercpp", fewest=PROMPT)  # as in its encoder and prompts of PROMPT tokens or more
+whisper_decode = Ggml("pywhispercpp", queries=1)
+whisper_few = Ggml("pywhispercpp", queries=32)  # as its beam search and speculative decoding have

@@ -1,15 +1,11 @@
-"""The attention of transformers and diffusers, as their models call it.
-
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
-"""
+"""The attention of transformers and diffusers, as their models call it."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import in_4_dims, repeated, seen, softmax_scale, swapped
+from attention_gallery.adapters import accepts, in_4_dims, repeated, seen, swapped
 
 
 def _module(q, k) -> Any:
@@ -17,22 +13,20 @@ def _module(q, k) -> Any:
     return SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
 
 
-def transformers_eager(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+@accepts()
+def transformers_eager(q, k, v, causal=False, scale: Any = None, mask=None):
     """Call eager_attention_forward of transformers' Llama: softmax in FP32, then P rounded to the inputs' format."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     mask = seen(q, k, causal, mask)
     if mask is not None and mask.dtype == torch.bool:  # as its models write them
         mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, torch.finfo(q.dtype).min)
-    o, _ = eager_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
+    o, _ = eager_attention_forward(_module(q, k), q, k, v, mask, scaling=scale)
     return swapped(o)
 
 
-def transformers_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+@accepts()
+def transformers_sdpa(q, k, v, causal=False, scale=None, mask=None):
     """Call transformers' "sdpa" with a mask in every case, as in a batch of padded texts."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -40,13 +34,11 @@ def transformers_sdpa(
     mask = seen(q, k, causal, mask)
     mask = torch.ones(n_q, n_kv, dtype=torch.bool) if mask is None else mask
     mask = mask if mask.ndim == 4 else mask.expand(q.shape[0], len(mask) if mask.ndim == 3 else 1, n_q, n_kv)
-    o, _ = sdpa_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
+    o, _ = sdpa_attention_forward(_module(q, k), q, k, v, mask, scaling=scale)
     return swapped(o)
 
 
-def diffusers_native(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def diffusers_native(q, k, v, causal=False, scale=None, mask=None):
     """Call diffusers' dispatch_attention_fn with its backend "native".
 
     Raises:
@@ -66,7 +58,8 @@ def diffusers_native(
     return swapped(o)
 
 
-def diffusers_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts()
+def diffusers_written_out(q, k, v, causal=False, scale=None):
     """Compute attention as diffusers' AttnProcessor does: Attention.get_attention_scores, then torch.bmm with V.
 
     Raises:
@@ -78,6 +71,6 @@ def diffusers_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool = False,
         raise NotImplementedError("diffusers' AttnProcessor has no causal mask; its callers give none")
     k, v = repeated(q, k, v)
     module = Attention(query_dim=q.shape[3], heads=1, dim_head=q.shape[3])
-    module.scale = softmax_scale(q, scale)
+    module.scale = scale
     P = module.get_attention_scores(q.flatten(0, 1), k.flatten(0, 1))  # (batch * heads, n_q, n_kv)
     return torch.bmm(P, v.flatten(0, 1)).unflatten(0, q.shape[:2])

@@ -1,14 +1,10 @@
-"""The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's.
-
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
-"""
+"""The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's."""
 
 from functools import cache, partial
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import in_4_dims, only_dtypes, seen, softmax_scale, swapped, through_jax, to_jax
+from attention_gallery.adapters import accepts, in_4_dims, only_dtypes, seen, swapped, through_jax, to_jax
 
 
 @cache
@@ -29,12 +25,11 @@ def _call(q, k, v, causal, scale, mask, implementation):
     full = in_4_dims(mask)  # (batch, heads, n_q, n_kv), each of the first two also 1
     array = None if full is None else to_jax(full)
     mask_and_bias = (array, None) if mask is None or mask.dtype == torch.bool else (None, array)
-    return through_jax(partial(_dot_product(own, softmax_scale(q, scale), implementation), *mask_and_bias), q, k, v)
+    return through_jax(partial(_dot_product(own, scale, implementation), *mask_and_bias), q, k, v)
 
 
-def jax_dot_product(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+@accepts()
+def jax_dot_product(q, k, v, causal=False, scale=None, mask=None):
     """Call jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs'
     format."""
     if q.device.type == "cpu":
@@ -42,6 +37,7 @@ def jax_dot_product(
     return _call(q, k, v, causal, scale, mask, "xla")
 
 
-def jax_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts()
+def jax_cudnn(q, k, v, causal=False, scale=None):
     """Call jax.nn.dot_product_attention(implementation="cudnn"), on CUDA alone."""
     return _call(q, k, v, causal, scale, None, "cudnn")

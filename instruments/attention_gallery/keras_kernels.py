@@ -1,14 +1,10 @@
 """The attention that Keras computes itself: MultiHeadAttention's, where it has dropout or its scores are asked for.
-Elsewhere Keras calls its backend's: scaled_dot_product_attention of torch, dot_product_attention of JAX.
-
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
-"""
+Elsewhere Keras calls its backend's: scaled_dot_product_attention of torch, dot_product_attention of JAX."""
 
 import os
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from attention_gallery.adapters import in_4_dims, only_default_scale, repeated, seen, swapped
 
@@ -26,9 +22,7 @@ def _layer(head_dim, dtype):
     return layer
 
 
-def keras_written_out(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def keras_written_out(q, k, v, causal=False, scale=None, mask=None):
     """Call MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True.
 
     Raises:

@@ -1,37 +1,48 @@
-"""llama.cpp's flash attention on CUDA, from llama-cpp-python's source package, on a CPU in a GPU's arithmetic.
+"""llama.cpp's flash attention on CUDA, compiled from llama-cpp-python's source package, on a CPU in a GPU's arithmetic.
 
 Calls are made as llama.cpp makes them with flash attention on: Q is FP32, K and V lie in a KV cache of FP16, q8_0 or
-q4_0, whose part in use is padded to 256 keys, a mask in FP16 hides the padding, and O is FP32. Line numbers are of
-vendor/llama.cpp/ggml/src/ggml-cuda, where no other folder is named.
-
-For each kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. A batch is a number of sequences with
-a cache of their own each. Errors are those of `LlamaCuda`.
+q4_0, whose part in use is padded to 256 keys, a mask in FP16 hides the padding, and O is FP32. A batch is a number of
+sequences with a cache of their own each. Line numbers are of vendor/llama.cpp/ggml/src/ggml-cuda, where no other folder
+is named. All kernels are compiled for sm_80, as CMakeLists.txt (line 47) does for an A100, in half a minute the first
+time; compile_cuda stores them.
 """
 
 import math
 from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, without_gradients
-from attention_gallery.llama_cuda_kernels import (
-    ADA,
-    BLOCK,
-    BLOCK_BYTES,
-    Kernels,
-    blocks_of_streams,
-    divisor,
-    mma_kernels,
-    parts_of_keys,
-    storing_kernel,
-    tile_kernels,
-    vec_kernels,
-)
+from attention_gallery.catalogue import pinned
 from ptx_machine.device import GPU
+from ptx_machine.launch import Kernel, Structure
 from ptx_machine.memory import NANS
+from ptx_machine.nvcc import compile_cuda
+from ptx_machine.occupancy import occupancy
+from ptx_machine.sources import unpacked
 
+LLAMA_CPP = pinned("llama-cpp-python", "0.3.36")
+FLAGS = ("-use_fast_math", "-extended-lambda")  # CMakeLists.txt, line 199
+ADA = 89
+WARP = 32
+BLOCK = 32  # values that share a scale in q8_0 and q4_0
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+SOURCE = """{includes}
+const void * chosen[] = {{{kernels}}};
+extern "C" __device__ int configuration[] = {{{configuration}}};
+"""
+STORE = """#include "common.cuh"
+#include "cpy-utils.cuh"
+extern "C" __global__ void store(const float * values, block_{kind} * blocks, long long count) {{
+    const long long i = blockIdx.x * (long long) blockDim.x + threadIdx.x;
+    if (i < count) quantize_f32_{kind}_block(values + {block} * i, blocks + i);
+}}
+"""
 PADDED = 256  # keys that the cache grows by (src/llama-kv-cache.cpp, line 1265), also FATTN_KQ_STRIDE
 PROMPT = 512  # queries of a call: n_ubatch, llama.cpp's default and llama-cpp-python's (llama_cpp/llama.py, line 77)
 SPARE = 64  # the most queries of a tile
@@ -40,6 +51,157 @@ WIDTHS = {  # kernel -> its head_dims, where all heads of Q, K and V have one
     "mma": (64, 80, 96, 112, 128, 256), "vec": (64, 128, 256), "tile": (40, 64, 72, 80, 96, 112, 128, 256),
 }  # fmt: skip
 STORING = 256  # threads of a block that stores values in the cache (set-rows.cu)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """An attention kernel and those that its launch brings along.
+
+    Attributes:
+        text: the PTX.
+        gpu: the GPU.
+        name: a part of the attention kernel's name.
+        rows: queries of a block, ncols1.
+        heads: heads of Q that share K and V in a block, ncols2.
+        streams: whether blocks share out the keys evenly (stream-k), and not each a fixed part of them.
+        head_dim: of Q, K and V.
+    """
+
+    text: str
+    gpu: GPU
+    name: str
+    rows: int
+    heads: int
+    streams: bool
+    head_dim: int
+
+    @cache  # noqa: B019 - few of them, and they live as long as the process
+    def kernel(self, name: str) -> Kernel:
+        """Return the kernel whose name contains `name`."""
+        return Kernel(self.text, name, gpu=self.gpu)
+
+    @cached_property
+    def configuration(self) -> list[int]:
+        """The numbers that SOURCE asks for: threads of a block, keys of a tile, then those of the shared memory."""
+        return self.kernel(self.name).variable("configuration").view(np.int32).tolist()
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.configuration[0]
+
+    @property
+    def keys(self) -> int:
+        """Keys of a tile, by which the keys are shared out."""
+        return self.configuration[1]
+
+    @cached_property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory: ggml_cuda_flash_attn_ext_mma_f16_case in fattn-mma-f16.cuh, none else."""
+        if not self.streams:
+            return 0
+        threads, keys, k2, v2, combined, stages = self.configuration
+        columns, swizzled = self.rows * self.heads, k2 % 32 == v2 % 32 == 0
+        k_row, v_row = (width if swizzled else width + 4 for width in (k2, v2))
+        pipelined = self.heads >= 2 and stages > 1
+        tiles = keys * (k_row + v_row if pipelined else max(k_row, v_row))
+        mask = self.rows * (keys // 2 + 4)
+        parts = threads // WARP * min(columns, 16) * (combined + 4)
+        return 4 * max(parts, columns * (self.head_dim // 2 + 4), tiles + mask)
+
+    @cached_property
+    def occupancy(self) -> int:
+        """How many blocks a multiprocessor holds: cudaOccupancyMaxActiveBlocksPerMultiprocessor."""
+        return occupancy(self.text, self.kernel(self.name).entry.name, self.threads, self.shared, self.gpu)
+
+
+def mma_kernels(head_dim: int, rows: int, heads: int, gpu: GPU) -> Kernels:
+    """Compile flash_attn_ext_f16 of fattn-mma-f16.cuh and the kernels that mend tiles which blocks share."""
+    columns = f"{head_dim}, {rows}, {heads}"
+    names = (
+        f"flash_attn_ext_f16<{head_dim}, {columns}, false, false, false>",
+        f"flash_attn_stream_k_fixup_uniform<{columns}>", f"flash_attn_stream_k_fixup_general<{columns}>",
+        f"flash_attn_mask_to_KV_max<{rows}>",
+    )  # fmt: skip
+    config = f"ggml_cuda_fattn_mma_get_config_ampere({head_dim}, {head_dim}, {rows * heads})"
+    fields = "nthreads nbatch_fa nbatch_K2 nbatch_V2 nbatch_combine nstages_target".split()
+    text = _compiled("fattn-mma-f16.cuh", names, [f"{config}.{field}" for field in fields])
+    return _kernels(text, gpu, "flash_attn_ext_f16", rows, heads, True, head_dim)
+
+
+def vec_kernels(head_dim: int, kind: str, gpu: GPU) -> Kernels:
+    """Compile flash_attn_ext_vec of fattn-vec.cuh for one query of a call and a cache of "F16", "q8_0" or "q4_0"."""
+    kind = f"GGML_TYPE_{kind.upper()}"
+    names = (
+        f"flash_attn_ext_vec<{head_dim}, 1, {kind}, {kind}, false>", f"flash_attn_combine_results<{head_dim}>",
+        "flash_attn_mask_to_KV_max<1>",
+    )  # fmt: skip
+    text = _compiled("fattn-vec.cuh", names, ["128", f"{head_dim}"])
+    return _kernels(text, gpu, "flash_attn_ext_vec", 1, 1, False, head_dim)
+
+
+def tile_kernels(head_dim: int, rows: int, heads: int, gpu: GPU) -> Kernels:
+    """Compile flash_attn_tile of fattn-tile.cuh, which has no tensor cores."""
+    columns = f"{head_dim}, {head_dim}, {rows * heads}"
+    names = (
+        f"flash_attn_tile<{head_dim}, {head_dim}, {rows}, {heads}, false>", f"flash_attn_combine_results<{head_dim}>",
+        f"flash_attn_mask_to_KV_max<{rows}>",
+    )  # fmt: skip
+    config = f"ggml_cuda_fattn_tile_get_config_nvidia_fp16({columns})"
+    text = _compiled("fattn-tile.cuh", names, [f"int({config} & 1023)", f"int({config} >> 14 & 511)"])
+    return _kernels(text, gpu, "flash_attn_tile", rows, heads, False, head_dim)
+
+
+@cache
+def storing_kernel(kind: str, gpu: GPU) -> Kernel:
+    """Compile a kernel that stores FP32 values in a KV cache of "q8_0" or "q4_0" by ggml's own function of
+    cpy-utils.cuh, as set-rows.cu does: store(values, blocks, number of blocks)."""
+    return Kernel(_ptx(STORE.format(kind=kind, block=BLOCK)), "store", gpu=gpu)
+
+
+_kernels = cache(Kernels)
+
+
+def _compiled(header: str, names: tuple[str, ...], configuration: list[str]) -> str:
+    kernels = ", ".join(f"(const void *) {name}" for name in names)
+    return _ptx(SOURCE.format(includes=f'#include "{header}"', kernels=kernels, configuration=", ".join(configuration)))
+
+
+@cache
+def _ptx(text: str) -> str:
+    source = unpacked(LLAMA_CPP) / "vendor" / "llama.cpp" / "ggml"
+    include = [Path(__file__).with_name("headers"), source / "include", source / "src", source / "src" / "ggml-cuda"]
+    return compile_cuda(text, include=include, flags=FLAGS)
+
+
+def blocks_of_streams(tiles: int, of_keys: int, most: int, gpu: GPU) -> int:
+    """Compute the number of blocks that share out all tiles and keys evenly; as many as tiles: no sharing."""
+    if gpu.capability < ADA and 100 * tiles // (most * -(-tiles // most)) >= 75:
+        return tiles
+    blocks = min(most, of_keys * tiles)
+    even = blocks // tiles * tiles
+    return even if even and 100 * (blocks - even) // blocks <= 5 else blocks
+
+
+def parts_of_keys(tiles: int, of_keys: int, occupancy: int, gpu: GPU) -> int:
+    """Compute into how many parts the keys are cut."""
+    first, wave = min(occupancy, of_keys), gpu.processors * occupancy
+    parts, best, best_waves = first, 0, 0
+    for count in range(first, of_keys + 1):
+        waves = -(-tiles * count // wave)
+        efficiency = 100 * tiles * count // (waves * wave)
+        if best >= 95 and waves > best_waves:
+            break
+        if efficiency > best:
+            parts, best, best_waves = count, efficiency, waves
+    return parts
+
+
+def divisor(d: int) -> Structure:
+    """Make the numbers by which kernels divide without dividing: init_fastdiv_values of common.cuh."""
+    shift = (d - 1).bit_length()
+    layout = {"factor": (0, 4), "shift": (4, 4), "divisor": (8, 4)}
+    return Structure(layout, 12, dict(factor=((1 << 32) * ((1 << shift) - d) // d + 1), shift=shift, divisor=d))
 
 
 @dataclass(frozen=True)
@@ -53,7 +215,6 @@ class LlamaCuda:
         decodes: whether each call has one query, causal or not.
         crowded: whether a block of fattn-mma-f16 works on all keys of its queries, as in a call with many heads; else
             blocks share the keys out where the call alone does not fill the GPU.
-        gpu: a GPU, or its name.
     """
 
     cache: str = "F16"
@@ -61,15 +222,18 @@ class LlamaCuda:
     queries: int = PROMPT
     decodes: bool = False
     crowded: bool = False
-    gpu: str | GPU = "A100"
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *,
+        gpu: str | GPU = "A100",
+    ) -> Tensor:  # fmt: skip
         """Compute attention.
 
         Args:
             q, k, v: (batch, heads, n, head_dim) in FP16, with a quantised cache also BF16, which is stored from FP32.
             causal: whether a query sees no later keys, aligned bottom-right.
             scale: None is 1 / sqrt(head_dim).
+            gpu: a GPU, or its name.
 
         Returns:
             o: (batch, heads, n_q, head_dim), FP32 rounded to q's dtype.
@@ -83,14 +247,14 @@ class LlamaCuda:
         without_gradients(q, k, v, "llama.cpp's CUDA kernels of attention have no gradients")
         if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise NotImplementedError("llama.cpp wants one head_dim for Q, K and V here, and heads that share K evenly")
-        batch, n_q, n_kv, gpu = q.shape[0], q.shape[2], k.shape[2], GPU.of(self.gpu)
+        batch, n_q, n_kv, gpu = q.shape[0], q.shape[2], k.shape[2], GPU.of(gpu)
         size = n_kv + -n_kv % PADDED
         rows = [_stored(x, self.cache, gpu) for x in (k, v)]
         caches = [x.new_zeros(batch, size, *x.shape[2:]) for x in rows]  # (batch, size, heads_kv, head_dim or bytes)
         outputs, filled = [], 0
         for which, keys in calls_of(n_q, n_kv, 1 if self.decodes else self.queries if causal else n_q, causal):
-            for cache, x in zip(caches, rows):  # unused places stay zero, as in llama.cpp's cache
-                cache[:, filled:keys] = x[:, filled:keys]
+            for stored, x in zip(caches, rows):  # unused places stay zero, as in llama.cpp's cache
+                stored[:, filled:keys] = x[:, filled:keys]
             filled = keys
             part = q[:, :, which].float().transpose(1, 2).contiguous()  # (batch, queries, heads, head_dim), FP32
             mask = _mask(batch, part.shape[1], keys, causal)
@@ -248,53 +412,13 @@ def _halved(x: Tensor, cache: str) -> Tensor:
     return (numbers * factor).half().flatten(-2)
 
 
-def llama_cuda_mma(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
-) -> Tensor:
-    """Call llama.cpp's kernel for prompts, fattn-mma-f16, 512 queries in each causal call."""
-    return LlamaCuda(kernel="mma", gpu=gpu)(q, k, v, causal, scale)
-
-
-def llama_cuda_mma_crowded(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
-) -> Tensor:
-    """Call `llama_cuda_mma`, launched as where so many heads are in a call that no blocks share the keys of a query: 24
-    heads of head_dim 64 with 512 queries are such a call on an A100 (fattn-common.cuh, should_use_stream_k)."""
-    return LlamaCuda(kernel="mma", crowded=True, gpu=gpu)(q, k, v, causal, scale)
-
-
-def llama_cuda_decode(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
-) -> Tensor:
-    """Call llama.cpp with one query in each call, by the kernel that it chooses: on an A100 fattn-mma-f16 where heads
-    share K and V, and fattn-vec where not."""
-    return LlamaCuda(decodes=True, gpu=gpu)(q, k, v, causal, scale)
-
-
-def llama_cuda_vec(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
-) -> Tensor:
-    """Call llama.cpp's fattn-vec with one query in each call, also where heads share K and V, as newer GPUs do."""
-    return LlamaCuda(kernel="vec", decodes=True, gpu=gpu)(q, k, v, causal, scale)
-
-
-def llama_cuda_q8_0(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
-) -> Tensor:
-    """Call llama.cpp with a KV cache of q8_0, one query in each call."""
-    return LlamaCuda("q8_0", decodes=True, gpu=gpu)(q, k, v, causal, scale)
-
-
-def llama_cuda_q4_0(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
-) -> Tensor:
-    """Call llama.cpp with a KV cache of q4_0, one query in each call."""
-    return LlamaCuda("q4_0", decodes=True, gpu=gpu)(q, k, v, causal, scale)
-
-
-def llama_cuda_tile(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
-) -> Tensor:
-    """Call llama.cpp's kernel without tensor cores, fattn-tile, 512 queries in each causal call: for head_dim 40 and
-    72, and on Volta for few queries. It adds up O in FP16, but on a GTX 10 in FP32 (common.cuh, line 271)."""
-    return LlamaCuda(kernel="tile", gpu=gpu)(q, k, v, causal, scale)
+llama_cuda_mma = LlamaCuda(kernel="mma")  # for prompts, 512 queries in each causal call
+# as where a call has so many heads that no blocks share the keys of a query: on an A100, 24 heads of head_dim 64 with
+# 512 queries (fattn-common.cuh, should_use_stream_k)
+llama_cuda_mma_crowded = LlamaCuda(kernel="mma", crowded=True)
+# on an A100 fattn-mma-f16 where heads share K and V, and fattn-vec where not
+llama_cuda_decode = LlamaCuda(decodes=True)
+llama_cuda_q8_0, llama_cuda_q4_0 = (LlamaCuda(kind, decodes=True) for kind in ("q8_0", "q4_0"))
+# without tensor cores: for head_dim 40 and 72, and on Volta for few queries. It adds up O in FP16, but on a GTX 10 in
+# FP32 (common.cuh, line 271)
+llama_cuda_tile = LlamaCuda(kernel="tile")

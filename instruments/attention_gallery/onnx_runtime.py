@@ -1,15 +1,13 @@
 """ONNX Runtime on CPU: the ONNX operator Attention, and its own MultiHeadAttention and GroupQueryAttention.
 
-Each call runs a model of that one operator. Arrays go in and out by DLPack, which has BF16. For each kernel q, k, v and
-o are (batch, heads, n, head_dim); o is in q's dtype.
+Each call runs a model of that one operator. Arrays go in and out by DLPack, which has BF16.
 """
 
 from functools import cache
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import packed, queries_at_a_time, repeated, seen, softmax_scale, unpacked
+from attention_gallery.adapters import accepts, packed, queries_at_a_time, repeated, seen, unpacked
 
 CONTRIBUTED = "com.microsoft"  # the domain of ONNX Runtime's own operators
 THREADS = 2
@@ -60,25 +58,19 @@ def _run(op, domain, tensors, attributes, outputs=("o",)):
     return torch.from_dlpack(o.to_dlpack()).clone()
 
 
-def onnx_attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+@accepts()
+def onnx_attention(q, k, v, causal=False, scale=None, mask=None):
     """Run the operator Attention of ONNX (opset 23), causal as a boolean mask: its own is_causal aligns top-left."""
     mask = seen(q, k, causal, mask)
     tensors = (("q", q), ("k", k), ("v", v), *([] if mask is None else [("mask", mask)]))
-    return _run("Attention", "", tensors, (("scale", softmax_scale(q, scale)),))
+    return _run("Attention", "", tensors, (("scale", scale),))
 
 
-def onnx_multi_head(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Run ONNX Runtime's MultiHeadAttention, which has its own flash attention for FP32 on CPU.
-
-    Raises:
-        NotImplementedError: causal with n_q unlike n_kv.
-    """
-    if causal and q.shape[2] != k.shape[2]:
-        raise NotImplementedError("MultiHeadAttention aligns its causal mask top-left; it needs n_q = n_kv")
+@accepts(top_left="MultiHeadAttention")
+def onnx_multi_head(q, k, v, causal=False, scale=None):
+    """Run ONNX Runtime's MultiHeadAttention, which has its own flash attention for FP32 on CPU."""
     heads, (k, v) = q.shape[1], repeated(q, k, v)
-    attributes = (("num_heads", heads), ("scale", softmax_scale(q, scale)), ("unidirectional", int(causal)))
+    attributes = (("num_heads", heads), ("scale", scale), ("unidirectional", int(causal)))
     tensors = tuple((name, packed(x)) for name, x in (("q", q), ("k", k), ("v", v)))
     return unpacked(_run("MultiHeadAttention", CONTRIBUTED, tensors, attributes), heads)
 
@@ -96,11 +88,12 @@ def _grouped(q, k, v, scale, past):
         ("total", torch.tensor([n_kv], dtype=torch.int32)),
     ]
     tensors = (*new, *(cache if past else [("", None)] * 2), *lengths)
-    attributes = (("num_heads", heads), ("kv_num_heads", k.shape[1]), ("scale", softmax_scale(q, scale)))
+    attributes = (("num_heads", heads), ("kv_num_heads", k.shape[1]), ("scale", scale))
     return unpacked(_run("GroupQueryAttention", CONTRIBUTED, tensors, attributes, ("o", "all_k", "all_v")), heads)
 
 
-def onnx_group_query(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts()
+def onnx_group_query(q, k, v, causal=False, scale=None):
     """Run ONNX Runtime's GroupQueryAttention on all queries in one call, as it reads a prompt; it is always causal.
 
     Raises:
@@ -114,16 +107,15 @@ def onnx_group_query(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
     return _grouped(q, k, v, scale, k.shape[2] - q.shape[2])
 
 
-def onnx_group_query_decode(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
-) -> Tensor:
+@accepts()
+def onnx_group_query_decode(q, k, v, causal=False, scale=None):
     """Run ONNX Runtime's GroupQueryAttention on one query in each call, all keys but the last one as the cache.
 
     Raises:
         NotImplementedError: a query would see no key, or V has another head_dim.
     """
 
-    def decode(q, k, v, causal=False, scale=None):
+    def decode(q, k, v, causal, scale):
         return _grouped(q, k, v, scale, k.shape[2] - 1)
 
-    return queries_at_a_time(decode, 1)(q, k, v, causal, scale)
+    return queries_at_a_time(decode)(q, k, v, causal, scale)

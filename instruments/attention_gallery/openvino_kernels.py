@@ -1,15 +1,11 @@
-"""OpenVINO's CPU plugin: its operation ScaledDotProductAttention, in a model of that one operation.
-
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
-"""
+"""OpenVINO's CPU plugin: its operation ScaledDotProductAttention, in a model of that one operation."""
 
 from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import bf16_bits, from_bf16_bits, in_4_dims, only_dtypes, repeated, seen, softmax_scale
+from attention_gallery.adapters import accepts, bf16_bits, from_bf16_bits, in_4_dims, repeated, seen
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 THREADS = 2
@@ -54,12 +50,11 @@ def _openvino_tensor(x, kind):
 
 
 def _call(q, k, v, mask, scale, kind):
-    only_dtypes(q, tuple(NAMES), "OpenVINO")
     if mask is not None and mask.dtype != torch.bool:
         raise NotImplementedError(f"this model of OpenVINO's takes a boolean mask; this one is {mask.dtype}")
     precision, (k, v) = NAMES[q.dtype], repeated(q, k, v)
     dims = (q.shape[3], k.shape[3], v.shape[3])
-    model = _model(kind or precision, precision, mask is not None, softmax_scale(q, scale), dims)
+    model = _model(kind or precision, precision, mask is not None, scale, dims)
     tensors = [x.float() if kind == "f32" else x for x in (q, k, v)]
     feed = [_openvino_tensor(x, kind or precision) for x in tensors]
     request = model.create_infer_request()
@@ -70,23 +65,21 @@ def _call(q, k, v, mask, scale, kind):
     return torch.from_numpy(np.array(out.data)).to(q.dtype)
 
 
-def openvino_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+@accepts((*NAMES,), "OpenVINO")
+def openvino_sdpa(q, k, v, causal=False, scale=None, mask=None):
     """Run a model in the inputs' format, with that format as INFERENCE_PRECISION_HINT.
 
     Raises:
-        NotImplementedError: FP64, or a mask that is added.
+        NotImplementedError: a mask that is added.
     """
     return _call(q, k, v, seen(q, k, causal, mask), scale, "")
 
 
-def openvino_sdpa_fp32_model(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:
+@accepts((*NAMES,), "OpenVINO")
+def openvino_sdpa_fp32_model(q, k, v, causal=False, scale=None, mask=None):
     """Run a model in FP32, with the inputs' format as INFERENCE_PRECISION_HINT.
 
     Raises:
-        NotImplementedError: FP64, or a mask that is added.
+        NotImplementedError: a mask that is added.
     """
     return _call(q, k, v, seen(q, k, causal, mask), scale, "f32")

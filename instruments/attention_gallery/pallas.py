@@ -2,26 +2,23 @@
 those for GPUs compiled by Triton on CUDA.
 
 Interpret mode runs a kernel's own operations in their formats, tile by tile, by XLA; a sum inside one product is the
-CPU's. Lengths that are no multiple of a tile are padded, and padded keys are hidden by the kernel's own means. For each
-kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype, and FP64 raises NotImplementedError.
+CPU's. Lengths that are no multiple of a tile are padded, and padded keys are hidden by the kernel's own means. FP64
+raises NotImplementedError.
 """
 
 from contextlib import contextmanager
 from functools import cache, partial
 from unittest import mock
 
-import torch
-from torch import Tensor
-
 from attention_gallery.adapters import (
+    accepts,
+    lengths,
     padded,
     queries_at_a_time,
     repeated,
-    softmax_scale,
     swapped,
     through_jax,
     to_jax,
-    without_gradients,
 )
 
 TILE = 128  # of queries and of keys, in the TPU kernels by default
@@ -67,15 +64,10 @@ def _tpu_flash(causal, scale):
     return jax.jit(fn)
 
 
-def pallas_tpu_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles.
-
-    Raises:
-        NotImplementedError: causal with n_q unlike n_kv.
-    """
-    if causal and q.shape[2] != k.shape[2]:
-        raise NotImplementedError("Pallas' TPU flash attention aligns its causal mask top-left; it needs n_q = n_kv")
-    fn = partial(_tpu_flash(causal, softmax_scale(q, scale)), _segments(q, k))
+@accepts(top_left="Pallas' TPU flash attention")
+def pallas_tpu_flash(q, k, v, causal=False, scale=None):
+    """Call jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles."""
+    fn = partial(_tpu_flash(causal, scale), _segments(q, k))
     k, v = repeated(q, k, v)
     with _interpreted():
         return through_jax(fn, *(padded(x, TILE) for x in (q, k, v)))[:, :, : q.shape[2]]
@@ -98,12 +90,13 @@ def _splash(offset, scale, heads, n_q, n_kv):
     return jax.jit(fn)
 
 
-def pallas_splash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts()
+def pallas_splash(q, k, v, causal=False, scale=None):
     """Call splash_attention of jax.experimental.pallas.ops.tpu; it has no scale, so its callers multiply Q, as here."""
     n_q, n_kv, segments = q.shape[2], k.shape[2], _segments(q, k)
     q, k, v = (padded(x, TILE) for x in (q, *repeated(q, k, v)))
     offset = n_kv - n_q if causal else None
-    fn = _splash(offset, softmax_scale(q, scale), q.shape[1], q.shape[2], k.shape[2])
+    fn = _splash(offset, scale, q.shape[1], q.shape[2], k.shape[2])
     return through_jax(partial(fn, segments), q, k, v)[:, :, :n_q]
 
 
@@ -119,15 +112,14 @@ def _gpu_mha(causal, scale, interpret):
     return jax.jit(fn)
 
 
-def pallas_gpu_mha(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(top_left="Pallas' GPU mha")
+def pallas_gpu_mha(q, k, v, causal=False, scale=None):
     """Call jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles.
 
     Raises:
-        NotImplementedError: causal with n_q unlike n_kv, a length above a tile that is no multiple of it or below it
-            and no power of two, or V of another head_dim.
+        NotImplementedError: a length above a tile that is no multiple of it or below it and no power of two, or V of
+            another head_dim.
     """
-    if causal and q.shape[2] != k.shape[2]:
-        raise NotImplementedError("Pallas' GPU mha aligns its causal mask top-left; it needs n_q = n_kv")
     for name, n in (("queries", q.shape[2]), ("keys", k.shape[2])):
         if n > TILE and n % TILE:
             raise NotImplementedError(f"Pallas' GPU mha has no partial tile: {n} {name}; it needs multiples of {TILE}")
@@ -135,7 +127,7 @@ def pallas_gpu_mha(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale:
             raise NotImplementedError(f"Pallas' blocks are powers of two on a GPU; got {n} {name}")
     if q.shape[3] != v.shape[3]:
         raise NotImplementedError(f"Pallas' GPU mha needs one head_dim; q has {q.shape[3]} and v {v.shape[3]}")
-    return through_jax(_gpu_mha(causal, softmax_scale(q, scale), q.device.type == "cpu"), q, *repeated(q, k, v))
+    return through_jax(_gpu_mha(causal, scale, q.device.type == "cpu"), q, *repeated(q, k, v))
 
 
 @cache
@@ -152,22 +144,21 @@ def _gpu_decode(scale, k_splits, interpret):
 
 def decode_in_splits(k_splits: int):
     """Make the kernel jax.experimental.pallas.ops.gpu.decode_attention.gqa, which divides the keys into `k_splits`
-    parts and writes each part's O in the inputs' format before it adds them up; one query in each call. The kernel
-    raises NotImplementedError where an input requires a gradient."""
+    parts and writes each part's O in the inputs' format before it adds them up; one query in each call."""
 
-    def decode(q, k, v, causal=False, scale=None):
-        without_gradients(q, k, v, "Pallas' decode attention has no gradients")
+    def one_query(q, k, v, causal, scale):
         n_kv = k.shape[2]
         split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE
         k, v = (padded(x, split * k_splits) for x in (k, v))
-        own = k.shape[2] == n_kv
-        lengths = None if own else to_jax(torch.full(q.shape[:1], n_kv, dtype=torch.int32, device=q.device))
-        fn = _gpu_decode(softmax_scale(q, scale), k_splits, q.device.type == "cpu")
-        return through_jax(partial(fn, lengths=lengths), q, k, v)
+        own = None if k.shape[2] == n_kv else to_jax(lengths(len(q), n_kv).to(q.device))
+        fn = _gpu_decode(scale, k_splits, q.device.type == "cpu")
+        return through_jax(partial(fn, lengths=own), q, k, v)
 
-    return queries_at_a_time(decode, 1)
+    @accepts(no_gradients="Pallas' decode attention has no gradients")
+    def decode(q, k, v, causal=False, scale=None):
+        return queries_at_a_time(one_query)(q, k, v, causal, scale)
+
+    return decode
 
 
-def pallas_gpu_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call the kernel of `decode_in_splits` with 16 splits, its default."""
-    return decode_in_splits(16)(q, k, v, causal, scale)
+pallas_gpu_decode = decode_in_splits(16)  # its default

@@ -1,14 +1,11 @@
 """ringattention (Large World Model), its JAX implementation, on a ring of one device.
 
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. Another
-scale than the default, FP64, and causal with n_q unlike n_kv raise NotImplementedError.
+Another scale than the default, FP64, and causal with n_q unlike n_kv raise NotImplementedError.
 """
 
 import importlib.util
 from functools import cache
 from importlib.metadata import files
-
-from torch import Tensor
 
 from attention_gallery.adapters import only_default_scale, repeated, swapped, through_jax
 
@@ -61,12 +58,12 @@ def _call(q, k, v, causal, scale, float32_logits):
     return through_jax(_ring(causal, float32_logits, tuple(q.shape), k.shape[2], dtype), q, k, v)
 
 
-def ring_fp32_logits(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def ring_fp32_logits(q, k, v, causal=False, scale=None):
     """Call ringattention with float32_logits=True: Q and K become FP32 first, and so do all sums that it carries."""
     return _call(q, k, v, causal, scale, True)
 
 
-def ring_16_bit_logits(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def ring_16_bit_logits(q, k, v, causal=False, scale=None):
     """Call ringattention with float32_logits=False: S, P and the sums carried between chunks are in the inputs'
     format."""
     return _call(q, k, v, causal, scale, False)

@@ -1,7 +1,7 @@
 """SGLang's Triton kernels, those of --attention-backend triton: generated tokens, prompts.
 
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. Every sequence of a batch is a request, whose keys lie
-in SGLang's pool of tokens, one token a page. Line numbers: of SGLang 0.5.23.
+Every sequence of a batch is a request, whose keys lie in SGLang's pool of tokens, one token a page. Line numbers: of
+SGLang 0.5.23.
 """
 
 from types import SimpleNamespace
@@ -10,21 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, without_gradients
+from attention_gallery.adapters import HALF, accepts, from_tokens, queries_at_a_time, starts, tokens
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
 FILES = "sglang.kernels.ops.attention"
-SGLANG = Package(
-    "sglang",
-    "0.5.23",
-    "sglang-0.5.23-cp311-cp311-manylinux_2_34_x86_64.whl",
-    "00b3cd5b265ac76c64185fbb6b95424f324ddd9f428d0306b77bc9db9d859937",
-    tuple(
-        f"{FILES.replace('.', '/')}/{name}.py"
-        for name in ("decode_attention", "extend_attention", "metadata", "score_mod")
-    ),
-)
+SGLANG = pinned("sglang", "0.5.23")
 STUBS = {  # of AMD's GPUs and of environment variables, which these calls do not come to on an NVIDIA GPU
     "sglang.srt.environ": dict(envs=SimpleNamespace()),
     "sglang.srt.utils": dict(
@@ -34,48 +25,47 @@ STUBS = {  # of AMD's GPUs and of environment variables, which these calls do no
 }  # fmt: skip
 MOST_SPLITS = 8  # --triton-attention-num-kv-splits, srt/arg_groups/fields/exec_.py line 413
 SEQUENCES = 256  # fewest that the number of splits is chosen for, srt/layers/attention/triton_backend.py line 464
+ACCEPTED: dict[str, Any] = dict(
+    dtypes=HALF, named="SGLang's cache of keys and values", no_gradients="SGLang's kernels have no gradients"
+)
 
 
-def sglang_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(**ACCEPTED)
+def sglang_decode(q, k, v, causal=False, scale=None):
     """Call decode_attention_fwd, once for each query, with the keys that it sees: one kernel over up to 8 parts of
     the keys, whose number get_num_kv_splits_triton chooses, and one that combines them.
 
     Where K and V have as many heads as Q, it is another kernel than where they have fewer: it multiplies Q by K in
     their 16 bits and adds in FP32 (decode_attention.py line 352), so that in FP16 products from 65,520 on are infinite.
-
-    Raises:
-        NotImplementedError: an input requires a gradient, a dtype of neither 16-bit format, or a causal query that
-            sees no key.
     """
-    _accepted(q, k, v)
-    return queries_at_a_time(_decode, 1)(q, k, v, causal=causal, scale=scale)
+    return queries_at_a_time(_decode)(q, k, v, causal, scale)
 
 
-def sglang_extend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(**ACCEPTED)
+def sglang_extend(q, k, v, causal=False, scale=None):
     """Call extend_attention_fwd: the last n_q keys are those of the queries' own tokens, and the keys before them lie
     in the pool.
 
     Raises:
-        NotImplementedError: an input requires a gradient, a dtype of neither 16-bit format, or more queries than keys.
+        NotImplementedError: more queries than keys.
     """
-    _accepted(q, k, v)
-    (batch, heads, n_q, d), n_kv = q.shape, k.shape[2]
+    batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
     if n_q > n_kv:
         raise NotImplementedError(f"SGLang's extend kernel needs a key for each of {n_q} queries; {n_kv} came")
     extend = module(SGLANG, f"{FILES}.extend_attention", STUBS)
     extend.__dict__["CUDA_CAPABILITY"] = torch.cuda.get_device_capability()  # it reads it once, when it is imported
-    own = [_tokens(x) for x in (q, k[:, :, n_kv - n_q :], v[:, :, n_kv - n_q :])]  # (batch * n_q, heads, head_dim)
+    own = [tokens(x) for x in (q, k[:, :, n_kv - n_q :], v[:, :, n_kv - n_q :])]  # (batch * n_q, heads, head_dim)
     keys, values, slots = _pool(k, v)
     indices = slots[:, : n_kv - n_q].flatten().contiguous()  # int64 (batch * keys before)
-    o = torch.empty_like(own[0])  # (batch * n_q, heads, head_dim)
+    o = torch.empty_like(own[0])
     extend.extend_attention_fwd(
-        *own, o, keys, values, _starts(batch, n_q, torch.int64), _starts(batch, n_kv - n_q, torch.int32), indices,
-        None, causal, None, n_q, 1.0, 1.0, softmax_scale(q, scale), extend_seq_lens_cpu=[n_q] * batch,
+        *own, o, keys, values, starts(batch, n_q, torch.int64), starts(batch, n_kv - n_q), indices, None, causal, None,
+        n_q, 1.0, 1.0, scale, extend_seq_lens_cpu=[n_q] * batch,
     )  # fmt: skip
-    return swapped(o.view(batch, n_q, heads, d))
+    return from_tokens(o, batch)
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _decode(q, k, v, causal, scale):
     """Call the kernels with one query of each sequence, (batch, heads, 1, head_dim). use_pdl, on Hopper and newer,
     lets the second kernel begin earlier; it changes no number, and is not modelled."""
     (batch, heads, _, d), (kv_heads, n_kv) = q.shape, k.shape[1:3]
@@ -93,26 +83,10 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) 
         MAX_NUM_SEQ=max(SEQUENCES, 1 << (batch - 1).bit_length()), uneven_batch_ptr=uneven,
     )  # fmt: skip
     decode.decode_attention_fwd(
-        queries, keys, values, o, _starts(batch, n_kv, torch.int32), slots.flatten(), parts, lse, splits, MOST_SPLITS,
-        softmax_scale(q, scale), 1.0, 1.0, uneven_batch=uneven,
+        queries, keys, values, o, starts(batch, n_kv), slots.flatten(), parts, lse, splits, MOST_SPLITS, scale, 1.0,
+        1.0, uneven_batch=uneven,
     )  # fmt: skip
     return o[:, :, None]
-
-
-def _accepted(q: Tensor, k: Tensor, v: Tensor) -> None:
-    without_gradients(q, k, v, "SGLang's kernels have no gradients")
-    only_dtypes(q, (torch.bfloat16, torch.float16), "SGLang's cache of keys and values")
-
-
-def _tokens(x: Any) -> Tensor:
-    """Lay the tokens of all sequences one behind another: (batch, heads, n, head_dim) to (batch * n, heads,
-    head_dim)."""
-    return swapped(x).flatten(0, 1).contiguous()
-
-
-def _starts(batch: int, length: int, dtype: torch.dtype) -> Tensor:
-    """Return where each of `batch` sequences of this length begins, and the end, (batch + 1)."""
-    return torch.arange(batch + 1, dtype=dtype) * length
 
 
 def _pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,5 +99,5 @@ def _pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     (batch, heads, n_kv, d) = k.shape
     pool = torch.zeros(2, 1 + batch * n_kv, heads, d, dtype=k.dtype)  # (K and V, slots, kv_heads, head_dim)
-    pool[0, 1:], pool[1, 1:] = _tokens(k), _tokens(v)
+    pool[0, 1:], pool[1, 1:] = tokens(k), tokens(v)
     return pool[0], pool[1], 1 + torch.arange(batch * n_kv).view(batch, n_kv)

@@ -1,14 +1,10 @@
-"""tokamax (Google DeepMind): tokamax.dot_product_attention by the implementation that never holds all of S.
-
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
-"""
+"""tokamax (Google DeepMind): tokamax.dot_product_attention by the implementation that never holds all of S."""
 
 from functools import cache
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, softmax_scale, swapped, through_jax, to_jax, visible
+from attention_gallery.adapters import accepts, swapped, through_jax, to_jax, visible
 
 
 @cache
@@ -32,11 +28,7 @@ def _chunked(causal, scale, n_q, n_kv):
     return jax.jit(fn)
 
 
-def tokamax_chunked(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call tokamax.dot_product_attention(implementation="xla_chunked"): tiles of 512 queries and 1,024 keys.
-
-    Raises:
-        NotImplementedError: FP16 or FP64.
-    """
-    only_dtypes(q, (torch.bfloat16, torch.float32), "tokamax on CPU")
-    return through_jax(_chunked(causal, softmax_scale(q, scale), q.shape[2], k.shape[2]), q, k, v)
+@accepts((torch.bfloat16, torch.float32), "tokamax on CPU")
+def tokamax_chunked(q, k, v, causal=False, scale=None):
+    """Call tokamax.dot_product_attention(implementation="xla_chunked"): tiles of 512 queries and 1,024 keys."""
+    return through_jax(_chunked(causal, scale, q.shape[2], k.shape[2]), q, k, v)

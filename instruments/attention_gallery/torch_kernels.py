@@ -1,7 +1,4 @@
-"""Torch's own attention kernels, on CPU and CUDA: scaled_dot_product_attention by backend, flex_attention, varlen.
-
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
-"""
+"""Torch's own attention kernels, on CPU and CUDA: scaled_dot_product_attention by backend, flex_attention, varlen."""
 
 import inspect
 from functools import cache
@@ -16,33 +13,27 @@ from attention_gallery.adapters import seen, swapped
 from fa_lib import kernels
 
 
-def torch_flash(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def torch_flash(q, k, v, causal=False, scale=None, mask=None):
     """Call scaled_dot_product_attention restricted to FLASH_ATTENTION, as `kernels.flash` does."""
     return kernels.flash(q, k, v, causal=causal, scale=scale, mask=mask)
 
 
-def torch_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_cudnn(q, k, v, causal=False, scale=None):
     """Call scaled_dot_product_attention restricted to CUDNN_ATTENTION, NVIDIA's library; on CUDA alone."""
     return _by_backend(SDPBackend.CUDNN_ATTENTION, q, k, v, causal, scale)
 
 
-def torch_efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_efficient(q, k, v, causal=False, scale=None):
     """Call scaled_dot_product_attention restricted to EFFICIENT_ATTENTION, xformers' CUTLASS kernel; on CUDA alone."""
     return _by_backend(SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal, scale)
 
 
-def torch_math(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def torch_math(q, k, v, causal=False, scale=None, mask=None):
     """Call scaled_dot_product_attention restricted to MATH, which computes 16-bit inputs in FP32."""
     return _by_backend(SDPBackend.MATH, q, k, v, causal, scale, mask)
 
 
-def torch_math_16_bit(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def torch_math_16_bit(q, k, v, causal=False, scale=None, mask=None):
     """Call MATH with torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True): S and P stay in 16 bits, on CPU
     too."""
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
@@ -84,14 +75,14 @@ def _flex(fn, q, k, v, causal, scale):
     return fn(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def torch_flex(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_flex(q, k, v, causal=False, scale=None):
     """Call flex_attention without torch.compile: S and P are written out."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return _flex(flex_attention, q, k, v, causal, scale)
 
 
-def torch_flex_compiled(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_flex_compiled(q, k, v, causal=False, scale=None):
     """Call flex_attention compiled by inductor, into C++ on CPU and into Triton on CUDA: seconds for each new shape.
 
     Raises:
@@ -105,7 +96,7 @@ def torch_flex_compiled(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, s
         return _flex(_compiled(), q, k, v, causal, scale)
 
 
-def torch_varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_varlen(q, k, v, causal=False, scale=None):
     """Call torch.nn.attention.varlen, sequences of one length packed one behind another; causal aligns bottom-right."""
     from torch.nn.attention.varlen import varlen_attn
 

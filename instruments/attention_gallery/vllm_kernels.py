@@ -1,7 +1,6 @@
-"""vLLM's Triton kernels: the backend TRITON_ATTN's of prompts, generated tokens and encoders, ROCM_ATTN's of prompts.
+"""vLLM's Triton kernels, the backend TRITON_ATTN's: of prompts, generated tokens and encoders.
 
-q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. Every sequence of a batch is a request, whose keys lie
-in blocks of 16 tokens. Line numbers: of vLLM 0.33.0.
+Every sequence of a batch is a request, whose keys lie in blocks of 16 tokens. Line numbers: of vLLM 0.33.0.
 """
 
 from enum import IntEnum
@@ -11,125 +10,78 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, without_gradients
+from attention_gallery.adapters import HALF, accepts, from_tokens, lengths, queries_at_a_time, starts, swapped, tokens
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package
 
 FILES = "vllm.v1.attention.ops"
-VLLM = Package(
-    "vllm",
-    "0.33.0",
-    "vllm-0.33.0.tar.gz",
-    "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112",
-    tuple(
-        f"{FILES.replace('.', '/')}/{name}.py"
-        for name in "triton_unified_attention triton_attention_helpers triton_prefill_attention prefix_prefill".split()
-    ),
-)
+VLLM = pinned("vllm", "0.33.0")
 BLOCK = 16  # tokens of a block, config/cache.py line 185
 ALIGNED = 128  # tokens that a row of the table of blocks is a multiple of, v1/worker/block_table.py line 33
 SEGMENTS = 16  # parts of the keys, v1/attention/backends/triton_attn.py line 58
 SMALLEST_GRID = 128  # blocks of a launch that the 2D kernel is taken from, the same file, line 57
-PACKED = 8  # elements of a key that lie together in ROCM_ATTN's cache, v1/attention/ops/paged_attn.py line 22
 CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # batches of CUDA graphs, config/vllm.py line 2579
 
 # an enumeration, of which the file asks for some members, v1/kv_cache_interface.py line 40
 QUANTIZATION = IntEnum(
     "KVQuantMode", "NONE FP8_PER_TENSOR INT8_PER_TOKEN_HEAD FP8_PER_TOKEN_HEAD INT4_PER_TOKEN_HEAD", start=0
 )
+ACCEPTED: dict[str, Any] = dict(
+    dtypes=HALF, named="vLLM's cache of keys and values", no_gradients="vLLM's kernels have no gradients"
+)
 
 
-def vllm_unified(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(**ACCEPTED, tall=False)
+def vllm_unified(q, k, v, causal=False, scale=None):
     """Call unified_attention with all queries of a prompt at once.
 
     From 9 queries on that is the 2D kernel. With one query, or up to 8 and a causal mask, vLLM takes the 3D kernel,
     where heads and sequences are few: see `vllm_unified_decode`.
-
-    Raises:
-        NotImplementedError: an input requires a gradient, a dtype of neither 16-bit format, or causal with more
-            queries than keys.
     """
-    _accepted(q, k, v)
-    if causal and q.shape[2] > k.shape[2]:
-        raise NotImplementedError(f"causal with {q.shape[2]} queries and {k.shape[2]} keys: a query would see no key")
     return _unified(q, k, v, causal, scale)
 
 
-def vllm_unified_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(**ACCEPTED)
+def vllm_unified_decode(q, k, v, causal=False, scale=None):
     """Call unified_attention once for each query, with the keys that it sees: the 3D kernel, over up to 16 parts of the
     keys, and reduce_segments, which combines them.
 
     Where sequences times heads of K are more than some 128, it is the 2D kernel.
-
-    Raises:
-        NotImplementedError: an input requires a gradient, a dtype of neither 16-bit format, or a causal query that
-            sees no key.
     """
-    _accepted(q, k, v)
-    return queries_at_a_time(_generated, 1)(q, k, v, causal=causal, scale=scale)
+    return queries_at_a_time(_generated)(q, k, v, causal, scale)
 
 
-def vllm_encoder(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(**ACCEPTED)
+def vllm_encoder(q, k, v, causal=False, scale=None):
     """Call triton_prefill_attention's context_attention_fwd, which has no cache: encoders, and images.
 
     Raises:
-        NotImplementedError: an input requires a gradient, a dtype of neither 16-bit format, causal, or n_q unlike n_kv.
+        NotImplementedError: causal, or n_q unlike n_kv.
     """
-    _accepted(q, k, v)
-    batch, heads, n, d = q.shape
+    batch, _, n, _ = q.shape
     if causal:
         raise NotImplementedError("vLLM calls this kernel for encoders, which have no causal mask")
     if n != k.shape[2]:
         raise NotImplementedError(f"an encoder's queries and keys are of the same tokens; {n} and {k.shape[2]} came")
-    tokens = [_tokens(x) for x in (q, k, v)]  # (batch * n, heads, head_dim)
-    o = torch.empty_like(tokens[0])  # (batch * n, heads, head_dim)
+    queries, keys, values = (tokens(x) for x in (q, k, v))  # (batch * n, heads, head_dim)
+    o = torch.empty_like(queries)
     module(VLLM, f"{FILES}.triton_prefill_attention", _stubs()).context_attention_fwd(
-        q=tokens[0], k=tokens[1], v=tokens[2], o=o, b_start_loc=_starts(batch, n), b_seq_len=_lengths(batch, n),
-        max_input_len=n, is_causal=False, softmax_scale=softmax_scale(q, scale), sliding_window_q=-1,
-        sliding_window_k=-1, sinks=None,
+        q=queries, k=keys, v=values, o=o, b_start_loc=starts(batch, n), b_seq_len=lengths(batch, n), max_input_len=n,
+        is_causal=False, softmax_scale=scale, sliding_window_q=-1, sliding_window_k=-1, sinks=None,
     )  # fmt: skip
-    return swapped(o.view(batch, n, heads, d))
+    return from_tokens(o, batch)
 
 
-def vllm_prefix_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call prefix_prefill's context_attention_fwd: the last n_q keys are those of the queries' own tokens, and the keys
-    before them lie in the cache. On AMD's GPUs alone is it vLLM's, with ROCM_ATTN; here it is compiled for this one.
-
-    Raises:
-        NotImplementedError: an input requires a gradient, a dtype of neither 16-bit format, a head_dim that is no
-            multiple of 8, one query, which another kernel takes, or more queries than keys.
-    """
-    _accepted(q, k, v)
-    (batch, heads, n_q, d), n_kv = q.shape, k.shape[2]
-    if n_q == 1 or n_q > n_kv:
-        raise NotImplementedError(f"this kernel takes 2 queries or more, and a key for each; {n_q} and {n_kv} came")
-    if d % PACKED:
-        raise NotImplementedError(f"the cache's head_dim is a multiple of {PACKED}; {d} came")
-    own = [_tokens(x) for x in (q, k[:, :, n_kv - n_q :], v[:, :, n_kv - n_q :])]  # (batch * n_q, heads, head_dim)
-    o = torch.empty_like(own[0])  # (batch * n_q, heads, head_dim)
-    keys, values, table = _blocks(k, v)
-    packed = keys.unflatten(-1, (-1, PACKED)).permute(0, 2, 3, 1, 4).contiguous()  # (blocks, kv_heads, d / 8, 16, 8)
-    columns = values.permute(0, 2, 3, 1).contiguous()  # (blocks, kv_heads, head_dim, 16)
-    unscaled = torch.ones(())  # FP32
-    module(VLLM, f"{FILES}.prefix_prefill", _stubs()).context_attention_fwd(
-        q=own[0], k=own[1], v=own[2], o=o, kv_cache_dtype="auto", k_cache=packed, v_cache=columns, b_loc=table,
-        b_start_loc=_starts(batch, n_q), b_seq_len=_lengths(batch, n_kv), max_seq_len=n_kv, max_input_len=n_q,
-        k_scale=unscaled, v_scale=unscaled, sliding_window=0, sm_scale=softmax_scale(q, scale), skip_decode=True,
-        causal=causal,
-    )  # fmt: skip
-    return swapped(o.view(batch, n_q, heads, d))
-
-
-def _generated(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _generated(q, k, v, causal, scale):
     """Call it with one query of each sequence, as vLLM does: with a causal mask, which hides nothing."""
     return _unified(q, k, v, True, scale)
 
 
-def _unified(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _unified(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale) -> Tensor:
     """TritonAttentionImpl.forward, and what TritonAttentionMetadataBuilder allocates."""
     (batch, heads, n_q, d), (kv_heads, n_kv) = q.shape, k.shape[1:3]
-    queries = _tokens(q)  # (batch * n_q, heads, head_dim)
-    o = torch.empty_like(queries)  # (batch * n_q, heads, head_dim)
+    queries = tokens(q)  # (batch * n_q, heads, head_dim)
+    o = torch.empty_like(queries)
     keys, values, table = _blocks(k, v)
     threshold = min(CAPTURED, key=lambda size: abs(size - SMALLEST_GRID // kv_heads))
     width = 1 << (d - 1).bit_length()
@@ -137,30 +89,14 @@ def _unified(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None)
     largest, sums = torch.empty(2, threshold, heads, SEGMENTS)  # FP32 (queries, heads, segments) each
     unscaled = torch.ones(()).expand(batch, kv_heads)  # FP32 (batch, kv_heads)
     module(VLLM, f"{FILES}.triton_unified_attention", _stubs()).unified_attention(
-        q=queries, k=keys, v=values, out=o, cu_seqlens_q=_starts(batch, n_q),
-        max_seqlen_q=n_q, seqused_k=_lengths(batch, n_kv), max_seqlen_k=n_kv,
-        softmax_scale=softmax_scale(q, scale), causal=causal, window_size=(-1, -1), block_table=table, softcap=0,
+        q=queries, k=keys, v=values, out=o, cu_seqlens_q=starts(batch, n_q), max_seqlen_q=n_q,
+        seqused_k=lengths(batch, n_kv), max_seqlen_k=n_kv, softmax_scale=scale, causal=causal,
+        window_size=(-1, -1), block_table=table, softcap=0,
         q_descale=None, k_descale=unscaled, v_descale=unscaled, seq_threshold_3D=threshold,
         num_par_softmax_segments=SEGMENTS, softmax_segm_output=parts, softmax_segm_max=largest,
         softmax_segm_expsum=sums, kv_quant_mode=QUANTIZATION(0),
     )  # fmt: skip
-    return swapped(o.view(batch, n_q, heads, d))
-
-
-def _tokens(x: Any) -> Tensor:
-    """Lay the tokens of all sequences one behind another: (batch, heads, n, head_dim) to (batch * n, heads,
-    head_dim)."""
-    return swapped(x).flatten(0, 1).contiguous()
-
-
-def _starts(batch: int, length: int) -> Tensor:
-    """Return where each of `batch` sequences of this length begins, and the end, int32 (batch + 1)."""
-    return torch.arange(batch + 1, dtype=torch.int32) * length
-
-
-def _lengths(batch: int, length: int) -> Tensor:
-    """Return the length of each of `batch` sequences, int32 (batch)."""
-    return torch.full((batch,), length, dtype=torch.int32)
+    return from_tokens(o, batch)
 
 
 def _blocks(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,11 +115,6 @@ def _blocks(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     table = torch.zeros(batch, -(-n_kv // ALIGNED) * ALIGNED // BLOCK, dtype=torch.int32)  # (batch, blocks)
     table[:, :count] = 1 + torch.arange(batch * count).view(batch, count)
     return cache[..., :d], cache[..., d:], table
-
-
-def _accepted(q: Tensor, k: Tensor, v: Tensor) -> None:
-    without_gradients(q, k, v, "vLLM's kernels have no gradients")
-    only_dtypes(q, (torch.bfloat16, torch.float16), "vLLM's cache of keys and values")
 
 
 def _stubs() -> dict[str, dict[str, Any]]:

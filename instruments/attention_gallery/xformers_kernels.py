@@ -4,40 +4,29 @@ from functools import cache
 from types import ModuleType
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, softmax_scale, swapped, without_gradients
+from attention_gallery.adapters import HALF, accepts, swapped
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
-from ptx_machine.sources import Package, unpacked
+from ptx_machine.sources import unpacked
 
-XFORMERS = Package(
-    "xformers",
-    "0.0.35",
-    "xformers-0.0.35-py39-none-manylinux_2_28_x86_64.whl",
-    "ccc73c7db9890224ab05f5fb60e2034f9e6c8672a10be0cf00e95cbbae3eda7c",
-    ("xformers/ops", "xformers/triton"),
-)
+XFORMERS = pinned("xformers", "0.0.35")
 WIDTHS = (16, 32, 64, 128, 256, 512)  # head_dim: FwOp.shape_not_supported_reasons
 CPU = torch.device("cpu")  # where the mask's index tensors are: xformers would pin their memory for a GPU
 MOST_CAUSAL_QUERIES = 16  # of a sequence: FwOp.not_supported_reasons
 
 
-def xformers_split_k_a100(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+@accepts(HALF, "xformers' split-K kernel", no_gradients="xformers' split-K kernel has no gradients")
+def xformers_split_k_a100(q, k, v, causal=False, scale=None):
     """Call xformers' triton_splitk.FwOp, which chooses the number of parts of the keys, and what adds them up.
 
     Heads that share K and V are expanded views, as xformers asks for; heads of several groups have 5 dimensions. With a
     causal mask the sequences are packed one behind another in one cache, as in decoding.
 
-    Args:
-        q: (batch, heads, n_q, head_dim), BF16 or FP16.
-        k, v: (batch, kv_heads, n_kv, head_dim).
-
     Raises:
-        NotImplementedError: an input requires a gradient, head_dim is none of WIDTHS, or causal with more than 16
-            queries or with more queries than keys.
+        NotImplementedError: head_dim is none of WIDTHS, or causal with more than 16 queries or with more queries than
+            keys.
     """
-    without_gradients(q, k, v, "xformers' split-K kernel has no gradients")
-    only_dtypes(q, (torch.bfloat16, torch.float16), "xformers' split-K kernel")
     batch, heads, n_q, width = q.shape
     groups, n_kv = k.shape[1], k.shape[2]
     if width not in WIDTHS:
@@ -60,7 +49,7 @@ def xformers_split_k_a100(q: Tensor, k: Tensor, v: Tensor, causal: bool = False,
         masks = split.BlockDiagonalCausalWithOffsetPaddedKeysMask
         bias = masks.from_seqlens(q_seqlen=[n_q] * batch, kv_padding=n_kv, kv_seqlen=[n_kv] * batch, device=CPU)
         tensors = [x.flatten(0, 1)[None] for x in tensors]
-    inputs = split.Inputs(*tensors, attn_bias=bias, scale=softmax_scale(q, scale))
+    inputs = split.Inputs(*tensors, attn_bias=bias, scale=scale)
     inputs.validate_inputs()
     inputs.normalize_bmhk()
     o, _ = split.FwOp.apply(inputs, needs_gradient=False)

@@ -30,7 +30,7 @@ from attention_check.probe.capture import Capture
 from attention_check.report.page import page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import judgement_text
-from attention_gallery.commands import gallery_pages
+from attention_gallery.commands import pages
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.commands.errors import say
@@ -167,8 +167,8 @@ def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
     judgement = judge_kernel("<kbd>$x^{$\x1b[2J", examine(rude, TINY))
     html, row = page(judgement, []), dict(key="k", project="p", version="1", use="u", verdict="fails")
     say(judgement_text(judgement))
-    markdown = gallery_pages.page(row, judgement)
-    table = gallery_pages.index(pd.DataFrame([row | dict(problem=RUDE.replace("\ud800", ""))]))
+    markdown = pages.page(row, judgement)
+    table = pages.index(pd.DataFrame([row | dict(problem=RUDE.replace("\ud800", ""))]))
     for text in (html, capsys.readouterr().out, markdown, table):
         assert not set("\x1b\x07\r\u202e\u200b\ud800") & set(text) and "alert(1)" in text
         text.encode()

@@ -9,7 +9,7 @@ import torch
 import attention_gallery as gallery
 from attention_check.measure.relations.masks import MORE_QUERIES, with_hidden_rows
 from attention_check.measure.relations.subject import KernelUnderTest
-from attention_gallery.experiments import finds
+from attention_gallery import finds
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import golden
 from fa_lib.numerics.formats import BF16, FP16, FP32

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention_gallery.commands import gallery_pages as pages
-from attention_gallery.experiments import finds
+from attention_gallery import finds
+from attention_gallery.commands import pages
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import golden
 from fa_lib.kernels.inputs import draw
@@ -115,14 +115,14 @@ ROW = dict(
 
 
 def test_what_was_found_in_a_few_words():
-    assert pages.found(ROW) == "keeps a running sum in 16 bits"
-    assert pages.found(ROW | dict(found="sums O in FP16")) == "sums O in FP16"
+    assert pages.stated_cause(ROW) == "keeps a running sum in 16 bits"
+    assert pages.stated_cause(ROW | dict(found="sums O in FP16")) == "sums O in FP16"
     clean = ROW | dict(cause="error")
-    assert pages.found(clean) == "error beyond the rule"
-    assert pages.found(clean | dict(verdict="passes")) == ""
+    assert pages.stated_cause(clean) == "error beyond the rule"
+    assert pages.stated_cause(clean | dict(verdict="passes")) == ""
     few = clean | dict(verdict="passes", over_bits=1.24)
-    assert pages.found(few) == "1.2 times the error that its 4 or 8 bits cost"
-    assert pages.found(clean | dict(problem="took longer than 600 s")) == "took longer than 600 s"
+    assert pages.stated_cause(few) == "1.2 times the error that its 4 or 8 bits cost"
+    assert pages.stated_cause(clean | dict(problem="took longer than 600 s")) == "took longer than 600 s"
 
 
 def test_the_pages_hold_the_row():

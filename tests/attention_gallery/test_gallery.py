@@ -18,11 +18,11 @@ from attention_gallery import entry as entry_module
 from attention_gallery.adapters import in_4_dims, seen, visible
 from attention_gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
 from fa_lib import deviation, draw, kernels
-from fa_lib.execution.paths import PACKAGE
+from fa_lib.execution.paths import PACKAGE, PACKAGES
 from fa_lib.numerics.formats import BF16, FP16, FP32
 from install_locked import hashed
 
-FOLDER = PACKAGE / "gallery"
+FOLDER = PACKAGES["attention_gallery"]
 HEAVY = ("jax", "onnxruntime", "onnx", "openvino", "mlx", "transformers", "diffusers", "tokamax", "ml_dtypes")
 
 
@@ -104,21 +104,6 @@ def test_bf16_goes_through_numpy_bit_by_bit():
     assert back.view(torch.int16)[0] == -(2**15), "a copy"
 
 
-def test_arrays_are_copies():
-    x = np.zeros(2, np.float16)
-    back = adapters.from_numpy(x)
-    x[0] = 1
-    assert back.tolist() == [0, 0] and back.dtype == torch.float16
-
-
-def test_bf16_is_an_array_of_ml_dtypes():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    q, _, _ = drawn()
-    array = adapters.to_numpy(q[:, :, ::2])
-    assert array.dtype == ml_dtypes.bfloat16 and np.array_equal(array.astype(np.float32), q[:, :, ::2].float())
-    assert torch.equal(adapters.from_numpy(array), q[:, :, ::2])
-
-
 @pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
 def test_jax_has_the_values_and_the_gradients(fmt):
     pytest.importorskip("jax")
@@ -166,12 +151,9 @@ def test_every_entry_has_its_function_in_its_file_and_none_is_left_out():
         if entry.cannot:
             assert not entry.module and re.search(r" \d+\.\d+", entry.cannot), "the version that cannot run"
         else:
-            source = (FOLDER / f"{entry.module}.py").read_text()
-            assert re.search(rf"\ndef {key}\(\s*q: Tensor, k: Tensor", source), key
-    about = {"__init__", "adapters", "caches", "catalogue", "causes", "entry", "implementations", "modelled"}
-    about |= {"source_modules"}
-    compiled = {"llama_cuda_kernels", "flashinfer_cuda_kernels", "flash_attn_4_kernels", "flash_attn_4_compiler"}
-    modules = {path.stem for path in FOLDER.glob("*.py")} - about - compiled
+            assert callable(getattr(importlib.import_module(f"attention_gallery.{entry.module}"), key)), key
+    about = {"__init__", "adapters", "caches", "catalogue", "causes", "entry", "finds", "plots", "source_modules"}
+    modules = {path.stem for path in FOLDER.glob("*.py")} - about - {"flash_attn_4_compiler"}
     assert modules == {entry.module for _, entry in every if entry.module}
     assert not modules & {key for key, _ in every}, "a key would be taken for the module"
 

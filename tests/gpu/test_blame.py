@@ -8,7 +8,7 @@ from triton_kernels import coarse_accumulator, coarse_row_sum, coarse_scores, ex
 from typer.testing import CliRunner
 
 from attention_check.gpu.blame import blame, source_text, what_if
-from attention_gallery.experiments.blamed import fa2_forward
+from benchmarks.blamed import fa2_forward
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT

@@ -11,7 +11,7 @@ import torch
 from attention_check.gpu import flash_attn
 from attention_check.gpu.flash_attn import backward, forward, splits_of
 from attention_check.gpu.flash_attn_kernels import Case, forward_kernels
-from attention_gallery.experiments.original import CALLS, called, gradients, original
+from benchmarks.original import CALLS, called, gradients, original
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from ptx_machine import GPU, Fault, nvcc

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from attention_gallery.flash_attn_4 import fa4
-from attention_gallery.flash_attn_4_kernels import compiled
+from attention_gallery.flash_attn_4 import compiled, fa4
 from fa_lib.kernels import baseline, tiled
 from fa_lib.kernels.shipped import fa4_cuda, fa4_hopper
 from ptx_machine.device import GPU

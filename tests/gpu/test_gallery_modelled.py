@@ -8,9 +8,8 @@ import importlib.util
 import pytest
 import torch
 
-from attention_gallery.caches import HELD, over_bits
-from attention_gallery.catalogue import MODELLED
-from attention_gallery.implementations import SHARED, counted
+from attention_gallery.caches import QUANTISED_INPUTS, over_bits
+from attention_gallery.catalogue import MODELLED, SHARED, counted
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
@@ -31,7 +30,7 @@ def drawn(n_q, n, dtype, heads=1, kv_heads=1, times=1.0):
 
 
 @pytest.mark.parametrize("key", [
-    each if each in QUICK else pytest.param(each, marks=pytest.mark.full) for each in RUN if each not in HELD
+    key if key in QUICK else pytest.param(key, marks=pytest.mark.full) for key in RUN if key not in QUANTISED_INPUTS
 ])  # fmt: skip
 def test_a_kernel_is_attention(key):
     """Causal where it takes that; 128 keys, a multiple of every tile, and as many queries, or one."""
@@ -53,7 +52,7 @@ def test_a_kernel_is_attention(key):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("key", [key for key in HELD if key in MODELLED])
+@pytest.mark.parametrize("key", [key for key in QUANTISED_INPUTS if key in MODELLED])
 def test_a_kernel_of_few_bits_is_as_good_as_its_bits(key):
     assert over_bits(key, kernels.get(MODELLED[key].name)) <= (2.5 if key.startswith("sage") else 2)
 

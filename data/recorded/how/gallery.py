@@ -6,10 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from attention_gallery.catalogue import ON_CUDA
-from attention_gallery.commands.gallery_index import RECORDED
-from attention_gallery.commands.gallery_pages import summary_line
-from attention_gallery.commands.gallery_settings import JudgingSettings
-from attention_gallery.commands.judge_gallery import judge_all, rows
+from attention_gallery.commands.judging import JudgingSettings, judge_all, rows
+from attention_gallery.commands.pages import RECORDED, summary_line
 from fa_lib.execution.results import save
 
 KEYS = {"cuda": tuple(ON_CUDA), "cpu": ("torch_flash", "torch_math")}  # device -> of its catalogue
@@ -19,7 +17,7 @@ LIMIT_S = 240  # of one kernel
 
 
 def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) -> pd.DataFrame:
-    """Judge kernels, and write `gallery_index.RECORDED`.csv below `out` whenever one is done. A kernel that is judged
+    """Judge kernels, and write `pages.RECORDED`.csv below `out` whenever one is done. A kernel that is judged
     is not judged again. The findings of each are in <out>/gallery/<key>.json.
 
     Args:
@@ -27,7 +25,7 @@ def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) ->
         keys: which kernels of KEYS to judge; empty is all of them.
 
     Returns:
-        table: `judge_gallery.rows` of all KEYS.
+        table: `judging.rows` of all KEYS.
     """
     manner = JudgingSettings(f"{out / 'gallery'}", DEPTH[device], device, cells, LIMIT_S)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attention_check.isolation.calls import call_kernel
-from attention_gallery.experiments.original import draw_in_format
+from attention_gallery.finds import draw_in_format
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import GPU
@@ -29,8 +29,7 @@ NAMES = ("attention_gallery.torch_kernels:torch_flash", "attention_gallery.flash
 
 def inputs(fmt: str, distribution: str) -> list[Tensor]:
     """Draw Q, K, V of one head, (1, 1, N, HEAD_DIM) each, in a format's dtype."""
-    shape = (1, 1, N, HEAD_DIM)
-    return draw_in_format(Format.of(fmt), distribution, 0, shape, shape)
+    return draw_in_format(distribution, 0, Format.of(fmt), N, N, 1)
 
 
 def key(gpu: str, fmt: str, distribution: str, causal: bool) -> str:

@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from attention_gallery.entry import FEW_QUERIES
-from attention_gallery.modelled import GPU as ON
-from attention_gallery.modelled import MODELLED
+from attention_gallery.catalogue import FEW_QUERIES, MODELLED
 from fa_lib import kernels
 from fa_lib.execution.paths import build
 from fa_lib.kernels.inputs import draw
@@ -31,7 +29,7 @@ from ptx_machine.cuda_driver import replay
 from ptx_machine.launches import Launch, recording
 
 FOLDER = build() / "launches"
-GPU = "H100"
+GPU, ON = "H100", "A100"  # ON: of most kernels of the gallery
 Shape = tuple[int, int, int]
 CALLED = [("BF16", "normal", False), ("FP16", "uniform", True)]  # kernels of the gallery: format, inputs, causal
 FULL = [("BF16", "normal", False), ("FP16", "normal", False)]

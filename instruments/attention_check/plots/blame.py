@@ -22,7 +22,7 @@ def shares(table: pd.DataFrame, caption: str) -> Figure:
     end the largest error over Baseline's, as it is and with its coarse steps in FP32.
 
     Args:
-        table: of `experiments.blamed.blamed`: call, distribution, seed, step, share, times, times_fixed.
+        table: of `benchmarks.blamed.blamed`: call, distribution, seed, step, share, times, times_fixed.
     """
     calls, distributions = [*dict.fromkeys(table.call)], [*dict.fromkeys(table.distribution)]
     steps = [step for step in dict.fromkeys(table.step) if step not in (*NECESSARY, OTHER)]

@@ -33,7 +33,6 @@ def gallery(
 
             typer.echo(catalogue.listing())
             return
-        from attention_gallery.commands import gallery_pages
+        from attention_gallery.commands import pages
 
-        make = gallery_pages.make_modelled if gpu else gallery_pages.make
-        make(names or (), quick, jobs, say=typer.echo)
+        pages.make(names or (), quick, jobs, say=typer.echo, simulated=gpu)

@@ -3,7 +3,9 @@ question has the same errors, and the kernel has small errors on the same values
 the second is the emulation with that step in FP32.
 
 The kernels are the gallery's, so their libraries have to be installed (`make gallery`); torch's gradients and the
-emulations need none.
+emulations need none. Each cell of FINDS measures n keys, with `queries` rows of Q in each of `heads` heads of head_dim
+64, on inputs of `draw(distribution, seed, ...)`, and returns rows of `error_rows`: of the kernel, of the emulation, and
+of the control, "changed".
 """
 
 import math
@@ -29,12 +31,6 @@ def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, h
 
     Emulated, below 64 queries, where ggml goes key by key: `key_by_key`. With one query ggml divides the keys among its
     threads; with more, the queries. Changed: the same values of V stored in FP32.
-
-    Args:
-        n: keys. queries: of each head. distribution, seed: as of `inputs.draw`. threads: ggml's.
-
-    Returns:
-        rows of `error_rows`.
     """
     from attention_gallery.ggml import Ggml
 
@@ -49,13 +45,8 @@ def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, h
 def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
     """A cell: measure ringattention in BF16 with float32_logits=False, in chunks of 512 keys.
 
-    Emulated: FlashAttention-2 with every step in BF16, in tiles of 512. Changed: float32_logits=True.
-
-    Args:
-        n: queries and keys. distribution, seed: as of `inputs.draw`.
-
-    Returns:
-        rows of `error_rows`.
+    There are as many queries as keys. Emulated: FlashAttention-2 with every step in BF16, in tiles of 512. Changed:
+    float32_logits=True.
     """
     q, k, v = draw_in_format(distribution, seed, BF16, n, n, 1)
     low, high = (kernels.get(f"attention_gallery:{key}") for key in ("ring_16_bit_logits", "ring_fp32_logits"))
@@ -65,15 +56,9 @@ def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
 
 def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: int = 128) -> list[dict]:
     """A cell: measure JAX's Pallas kernel for decoding on GPUs, in BF16, run by Pallas's interpreter: one query a call,
-    blocks of 128 keys.
+    blocks of 128 keys, and the keys in `splits` parts.
 
     Emulated: `in_parts`. Changed: the same values of Q, K and V in FP32.
-
-    Args:
-        n: keys. splits: parts of the keys. distribution, seed: as of `inputs.draw`. queries: how many calls.
-
-    Returns:
-        rows of `error_rows`.
     """
     from attention_gallery.pallas import decode_in_splits
 
@@ -89,12 +74,6 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
     for FP16, where OpenVINO computes it in BF16.
 
     Emulated: `in_bf16`. Changed: the same values of Q, K and V in FP32.
-
-    Args:
-        n: keys. distribution, seed: as of `inputs.draw`. queries: of each head.
-
-    Returns:
-        rows of `error_rows`.
     """
     from attention_gallery.openvino_kernels import openvino_sdpa
 
@@ -109,9 +88,6 @@ def torch_backward(n: int, queries: int, distribution: str, seed: int) -> list[d
     Emulated: `shipped.torch_cpu`, tile by tile, every gradient's sum rounded to BF16 after each tile. Changed: the same
     emulation with these sums in FP32.
 
-    Args:
-        n: keys. queries: rows of Q. distribution, seed: as of `inputs.draw`.
-
     Returns:
         rows of `error_rows`, with tensor ("dq", "dk", "dv") and same, the share of values that are the kernel's, bit
         for bit.
@@ -120,13 +96,13 @@ def torch_backward(n: int, queries: int, distribution: str, seed: int) -> list[d
     dO = BF16(draw("normal", seed + 1000, q.shape)[0])
 
     def gradients(kernel):
-        x = [each.requires_grad_() for each in (q.clone(), k.clone(), v.clone())]
+        x = [tensor.requires_grad_() for tensor in (q.clone(), k.clone(), v.clone())]
         return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(kernel(*x), x, dO)))
 
     shipped = torch_cpu(BF16, queries)
     wide = shipped | dict(precision=replace(shipped["precision"], grad_sums=FP32))
-    found = dict(
-        kernel=gradients(lambda *x: kernels.flash(*(each.bfloat16() for each in x)).double()),
+    sides = dict(
+        kernel=gradients(lambda *x: kernels.flash(*(tensor.bfloat16() for tensor in x)).double()),
         emulated=gradients(lambda *x: kernels.tiled(*x, **shipped)),
         changed=gradients(lambda *x: kernels.tiled(*x, **wide)),
     )
@@ -134,9 +110,9 @@ def torch_backward(n: int, queries: int, distribution: str, seed: int) -> list[d
     baseline = gradients(lambda *x: kernels.reference(*x, precision=rounds_scores_twice(BF16)))
     rows = []
     for tensor in golden:
-        of = {who: each[tensor] for who, each in found.items()}
-        for row in _errors(of, golden[tensor], baseline[tensor], BF16):
-            same = (of[row["who"]] == of["kernel"]).double().mean().item()
+        values = {who: of_side[tensor] for who, of_side in sides.items()}
+        for row in _errors(values, golden[tensor], baseline[tensor], BF16):
+            same = (values[row["who"]] == values["kernel"]).double().mean().item()
             rows.append(dict(tensor=tensor) | row | dict(same=same))
     return rows
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attention_gallery.implementations import JUDGED, counted, project
+from attention_gallery.catalogue import JUDGED, counted, project
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, band, plain_ticks, styled
@@ -173,7 +173,7 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
     emulation that rounds the step in question over the kernel's, below.
 
     Args:
-        tables: find -> rows of `experiments.finds`, uniform inputs.
+        tables: find -> rows of `finds`, uniform inputs.
     """
     figure, axes = plt.subplots(2, len(tables), figsize=(11.8, 5.0), squeeze=False, sharex="col", sharey="row",
                                 height_ratios=(1.7, 1))  # fmt: skip

@@ -1,1 +1,0 @@
-"""Questions to kernels of other projects, each a pure function from parameters to rows."""
