@@ -8,15 +8,14 @@ import nbformat
 import torch
 
 from fa_lib.commands.cli_dev import notebooks_of
-from fa_lib.execution import manifest
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
-from fa_lib.execution.notebook import of_scale, outcome_path
+from fa_lib.execution.notebooks import of_scale, outcome
 from fa_lib.execution.paths import NOTEBOOKS, ROOT, build
 
 HERE = Path(__file__).parent
 SCALE = "paper"
-HEAD = "| notebook | wall s | CPU s | of the wall: outside of its cells | its longest cell |\n|---|---|---|---|---|"
+HEAD = "| notebook | wall s | outside of its cells | its longest cell |\n|---|---|---|---|"
 
 
 def seconds_of_cells(executed: Path) -> list[float]:
@@ -26,27 +25,26 @@ def seconds_of_cells(executed: Path) -> list[float]:
 
 
 def row(name: str, spent: dict, cells: list[float]) -> str:
-    """A line of the table. spent: an outcome, with its seconds and cpu_seconds. cells: of `seconds_of_cells`."""
+    """A line of the table. spent: an outcome, with its seconds. cells: of `seconds_of_cells`."""
     outside = max(0.0, spent["seconds"] - sum(cells))
-    return f"| {name} | {spent['seconds']:.0f} | {spent['cpu_seconds']:.0f} | {outside:.1f} | {max(cells):.0f} |"
+    return f"| {name} | {spent['seconds']:.0f} | {outside:.1f} | {max(cells):.0f} |"
 
 
 def document(folder: Path) -> str:
     """benchmarks/times.md with its numbers. folder: `build()`, where `make figures` has run."""
-    rows, spans, wall, cpu = [], [], 0.0, 0.0
+    rows, spans, wall = [], [], 0.0
     for path in of_scale(notebooks_of(NOTEBOOKS, None), SCALE):
-        at = outcome_path(path, folder)
-        spent = manifest.read(at)
-        if spent is None or "cpu_seconds" not in spent:
+        spent = outcome(path, folder)
+        if spent is None:
             raise ValueError(f"times: {path.stem} has not run at the scale {SCALE}; run `make figures` first")
         rows.append(row(path.stem, spent, seconds_of_cells(folder / path.name)))
-        wall, cpu = wall + spent["seconds"], cpu + spent["cpu_seconds"]
-        end = at.stat().st_mtime
+        wall += spent["seconds"]
+        end = (folder / f"{path.stem}.outcome.json").stat().st_mtime
         spans.append((end - spent["seconds"], end))
     machine = (
         f"{processor()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
     )
-    total = f"| all | {wall:.0f} | {cpu:.0f} | | |"
+    total = f"| all | {wall:.0f} | | |"
     starts, ends = zip(*spans)
     elapsed = (max(ends) - min(starts)) / 60
     names = dict(machine=machine, table="\n".join([HEAD, *rows, total]), minutes=wall / 60, elapsed=elapsed)

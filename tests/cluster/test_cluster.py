@@ -13,15 +13,15 @@ import pandas as pd
 import pytest
 from cells import begun_again, on_a_node, out_of_time, sometimes, stopped
 from conftest import ask, order, wait
+from fa_lib.execution.notebook import run
+from fa_lib.execution.slurm_settings import Settings, settings
 from nbformat.v4 import new_code_cell, new_notebook
 from runs import same_weights
 
 from fa_lib import sweep
-from fa_lib.execution.notebook import run
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import device
-from fa_lib.execution.slurm_settings import Settings, settings
 from fa_lib.training.config import Config
 from fa_lib.training.run_folder import weights
 from fa_lib.training.study import StudySpec, study, train_arm
