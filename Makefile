@@ -13,7 +13,6 @@ FA_LIB = @$(PYTHON) -m fa_lib
 MEASURE = OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks
 has = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/.$1)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
-
 help: # print the targets that have a description
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 30
 figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (two at a time; JOBS=1: one; EXECUTOR=slurm: on a cluster; make figure4: one of them)
@@ -42,6 +41,7 @@ peers: $(call has,peers)
 heads growth times mutations reports: $(call has,test)
 original blame peers heads growth times mutations reports:
 	$(MEASURE).$(subst blame,blamed,$(subst heads,pretrained,$@))
+example: $(call has,figures) ; @$(PYTHON) examples/check_a_model.py
 claims: $(call has,core) ; $(FA_LIB) dev claims --renew
 renew-docs: $(call has,test) ; OMP_NUM_THREADS=1 $(PYTHON) tests/docs.py
 renew: $(call has,test) ; TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace notebooks/[0-9]*.ipynb

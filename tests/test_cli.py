@@ -45,7 +45,7 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
     assert reader_modules.path()[: len(reader_modules._FOLDERS)] == reader_modules._FOLDERS[::-1]
 
 
-DEVELOPERS = ("figures", "publish", "claims", "train", "study", "record", "gallery", "bench")
+DEVELOPERS = ("figures", "publish", "claims", "train", "study", "gallery", "bench")
 PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("shrink",), ("compare",),
          ("dev",), *(("dev", name) for name in DEVELOPERS)]  # fmt: skip
 
