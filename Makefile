@@ -48,7 +48,7 @@ renew: $(call has,test) ; TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace 
 test: $(call has,test) ## run the tests that need no server, the notebooks among them; test-judge, test-docs, test-gpu, ... run others
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 test-%: RUNS = $(wildcard tests/$* tests/$*.py tests/attention_$*)
-test-fast: RUNS = --dist loadfile tests --ignore-glob "*/test_training*" -m "not slow"
+test-fast: RUNS = --dist loadfile tests --ignore-glob "*/test_training*" -m "not slow" ## run the tests without notebooks and training, in under a minute
 test-judge: RUNS = tests/attention_check
 test-gpu: RUNS = --dist worksteal tests/gpu $(if $(FULL),,-m "not full")
 test-faults: RUNS = --dist worksteal -rsP tests/faults.py $(if $(KILLS),--kills="$$KILLS")

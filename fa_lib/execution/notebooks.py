@@ -161,7 +161,7 @@ def run_all(
             say(f"{path.name} is up to date")
     environment, failures, count = {"OMP_NUM_THREADS": f"{share(jobs)}"} | os.environ, [], 0
     waiting, running = _chains(stale), {}
-    if stale and executor == "slurm":
+    if executor == "slurm":
         from fa_lib.execution.slurm import cancel_all, job_name
 
         environment["FA_LIB_JOB_NAME"] = job_name()
@@ -173,12 +173,14 @@ def run_all(
                     say(f"{path.name} at scale {scale}")
                     call = pool.submit(_in_worker, path, scale, build, executor, timeout, environment)
                     running[call] = path, later, time.monotonic()
-                for call in wait(running, return_when=FIRST_COMPLETED).done:
+                if not (ended := wait(running, timeout=5, return_when=FIRST_COMPLETED).done):
+                    pool.submit(int)  # a pool whose worker was killed may forget its calls (Python 3.11); this raises
+                for call in ended:
                     path, later, started = running.pop(call)
                     waiting[:0], count = [later] if later else [], count + 1
                     failures += filter(None, [failure := call.result()])
-                    ended = f"{'failed after' if failure else 'done in'} {time.monotonic() - started:.0f} s"
-                    say(f"{path.name} {ended} ({count} of {len(stale)})")
+                    words = f"{'failed after' if failure else 'done in'} {time.monotonic() - started:.0f} s"
+                    say(f"{path.name} {words} ({count} of {len(stale)})")
     except BaseException:
         if executor == "slurm":
             cancel_all()

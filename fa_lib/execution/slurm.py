@@ -37,7 +37,7 @@ class Slurm(ThreadPoolExecutor):
         self.devices: list[dict] = []
         self._lock, self._interrupted = threading.Lock(), threading.Event()
         self._sender = submitit.SlurmExecutor(build() / "slurm")
-        self._sender.update_parameters(job_name=job_name(), **parameters)
+        self._sender.update_parameters(**parameters | dict(job_name=job_name()))
 
     def submit(self, fn: Callable, /, *args, **kwargs) -> Future:
         """Queue a call fn(*args, **kwargs).

@@ -39,11 +39,11 @@ def test_a_value_given_to_make_is_no_command(name, tmp_path):
     printed.write_text("#!/bin/sh\nfor word; do printf '%s\\n' \"$word\"; done\n")
     printed.chmod(0o755)
     words = ["make", "--no-print-directory", f"PYTHON={printed}", *NAMES[name]]
-    for value in (SHELL.format(touched), f"$(shell touch {touched})"):
-        for given, env in (([f"{name}={value}"], {}), ([], {name: value})):
-            done = subprocess.run([*words, *given], cwd=ROOT, capture_output=True, text=True, env=environment(**env))
-            assert done.returncode == 0, done.stderr
-            assert not touched.exists() and any(line.endswith(value) for line in done.stdout.splitlines()), done.stdout
+    shell, function = SHELL.format(touched), f"$(shell touch {touched})"
+    for value, given, env in ((shell, [f"{name}={shell}"], {}), (function, [], {name: function})):
+        done = subprocess.run([*words, *given], cwd=ROOT, capture_output=True, text=True, env=environment(**env))
+        assert done.returncode == 0, done.stderr
+        assert not touched.exists() and any(line.endswith(value) for line in done.stdout.splitlines()), done.stdout
 
 
 def test_a_folder_with_a_colon_is_refused(tmp_path):
