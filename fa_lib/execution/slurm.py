@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -36,7 +37,11 @@ class Slurm(ThreadPoolExecutor):
         super().__init__(parameters.pop("at_once"))
         self.devices: list[dict] = []
         self._lock, self._interrupted = threading.Lock(), threading.Event()
-        self._sender = submitit.SlurmExecutor(build() / "slurm")
+        (build() / "slurm").mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(
+            prefix=f"{job_name()}-", dir=build() / "slurm"
+        )  # another cluster may count as this one
+        self._sender = submitit.SlurmExecutor(folder)
         self._sender.update_parameters(**parameters | dict(job_name=job_name()))
 
     def submit(self, fn: Callable, /, *args, **kwargs) -> Future:

@@ -49,7 +49,7 @@ def order(*words):
         subprocess.run(words, check=True, timeout=3)
 
 
-def wait(true, said=lambda: "", seconds=90):
+def wait(true, said=lambda: "", seconds=180):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"waited {seconds} s; {said()} {ask('squeue')}"

@@ -112,7 +112,8 @@ def write(project, cell):
 
 
 def test_a_notebook_that_sends_its_cells_leaves_the_same_files(tmp_path):
-    cell = f"on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(tmp_path)!r})"
+    (tmp_path / "nodes").mkdir()
+    cell = f"on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(tmp_path / 'nodes')!r})"
     for name, executor in (("here", None), ("there", "slurm")):
         assert run(write(tmp_path / name, cell), "paper", tmp_path / name / "build", executor)
     here, there = (tmp_path / name / "build/data/results" for name in ("here", "there"))
