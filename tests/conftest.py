@@ -9,10 +9,15 @@ import nbval.plugin
 import pytest
 
 from fa_lib.execution import fingerprint, process_settings
-from fa_lib.execution.notebook_kernel import FORGET
 from fa_lib.execution.paths import PACKAGE
 
 process_settings.prepare()  # as commands do
+
+
+FORGET = (  # the reset deletes __spec__ too, without which multiprocessing starts no process
+    "import matplotlib.pyplot; matplotlib.pyplot.close('all'); get_ipython().run_line_magic('reset', '-f'); "
+    "__import__('sys').modules['__main__'].__spec__ = None"
+)
 
 
 class SharedKernel(nbval.kernel.RunningKernel):
@@ -38,7 +43,7 @@ def running_kernel(name, **options):
 nbval.plugin.RunningKernel = running_kernel
 
 LONG = (
-    "test_make", "test_notebook", "test_report", "test_unusual_kernels", "test_carry", "test_order_of_sums",
+    "test_make", "test_notebooks", "test_report", "test_unusual_kernels", "test_carry", "test_order_of_sums",
     "test_isolated_kernel",
 )  # fmt: skip
 

@@ -128,9 +128,9 @@ def test_what_is_up_to_date_has_no_kernel_made_for_it(fresh, monkeypatch):
 def of_two(monkeypatch, cores, *given, fresh=()):
     """How `fa-lib dev figures` runs two notebooks: executor and jobs."""
     asked = []
-    monkeypatch.setattr("fa_lib.execution.notebook.is_fresh", lambda path, *_: path.stem in fresh)
+    monkeypatch.setattr("fa_lib.execution.notebooks.is_fresh", lambda path, *_: path.stem in fresh)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr("fa_lib.execution.exit_with_parent.end_as_interrupted", lambda: None)
+    monkeypatch.setattr("fa_lib.commands.cli_dev.end_as_interrupted", lambda: None)
     run = lambda *args, **options: asked.append(options)  # noqa: E731
     monkeypatch.setattr("fa_lib.execution.notebooks.run_all", run)
     done = CliRunner().invoke(app, ["dev", "figures", "3", "4", *given], prog_name="fa-lib")

@@ -12,7 +12,7 @@ from attention_gallery.causes import explained
 from attention_gallery.commands import pages
 from attention_gallery.finds import FINDS
 from fa_lib import sweep
-from fa_lib.execution import manifest, results
+from fa_lib.execution import notebooks, results
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid, tiles_of_sram
 from fa_lib.experiments.validation import agree
@@ -75,7 +75,7 @@ def title(ax):
 
 @pytest.fixture(autouse=True)
 def nothing_recorded(tmp_path, monkeypatch):
-    for module in (results, manifest):
+    for module in (results, notebooks):
         monkeypatch.setattr(module, "RECORDED", tmp_path)
     yield
     plt.close("all")
@@ -153,20 +153,20 @@ DRAWING = sorted([*NOTEBOOKS.glob("0[1-578]_*.ipynb"), *NOTEBOOKS.glob("14_*.ipy
 def test_a_notebook_draws_its_own_recorded_tables_and_runs_again_when_there_is_another(name, tmp_path):
     path = NOTEBOOKS / f"{name}.ipynb"
     assert any(f'recorded("{name}")' in cell.source for cell in nbformat.read(path, as_version=4).cells)
-    given = [manifest.made_from(path, dict(device=device)) for device in ("cpu", "cuda")]
+    given = [notebooks.made_from(path, dict(device=device)) for device in ("cpu", "cuda")]
     results.save(tmp_path / "Some_GPU", "12_your_tensors", {}, pd.DataFrame({"x": [1]}))
-    assert [manifest.made_from(path, dict(device=device)) for device in ("cpu", "cuda")] == given
+    assert [notebooks.made_from(path, dict(device=device)) for device in ("cpu", "cuda")] == given
     results.save(tmp_path / "Some_GPU", name, {}, pd.DataFrame({"x": [1]}))
-    assert manifest.made_from(path, dict(device="cpu")) != given[0]
-    assert manifest.made_from(path, dict(device="cuda")) == given[1]  # the run that makes them does not wait for itself
+    assert notebooks.made_from(path, dict(device="cpu")) != given[0]
+    assert notebooks.made_from(path, dict(device="cuda")) == given[1]  # it makes them
 
 
 def test_a_notebook_that_draws_another_commands_tables_runs_again_when_they_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "ROOT", tmp_path)
-    assert set(manifest.READ) <= {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    assert set(notebooks.READ) <= {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
     path = NOTEBOOKS / "19_blame.ipynb"
-    before = manifest.made_from(path, {})
+    before = notebooks.made_from(path, {})
     results.save_table(tmp_path / "data" / "heads" / "heads", pd.DataFrame({"x": [1]}), {}, {})
-    assert manifest.made_from(path, {}) == before
+    assert notebooks.made_from(path, {}) == before
     results.save_table(tmp_path / "data" / "blame" / "steps", pd.DataFrame({"x": [1]}), {}, {})
-    assert manifest.made_from(path, {}) != before
+    assert notebooks.made_from(path, {}) != before

@@ -1,4 +1,4 @@
-"""`fa-lib dev`: commands for the repository, its figures, tables and recordings."""
+"""`fa-lib dev`: commands for the repository, its figures, tables and training."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from fa_lib.commands.errors import exit_on_error
+from fa_lib.commands.errors import end_as_interrupted, exit_on_error
 
-app = typer.Typer(no_args_is_help=True, help="Figures, tables, training and recordings of a checkout.")
+app = typer.Typer(no_args_is_help=True, help="Figures, tables and training of a checkout.")
 AGAIN = "the same command resumes"
 
 
@@ -42,21 +42,18 @@ def figures(
     and started again it resumes. `fa-lib dev publish` makes them the committed ones.
     """
     with exit_on_error(kept=f"finished notebooks and cells are kept in build/: {AGAIN}"):
-        from fa_lib.execution import notebook
-        from fa_lib.execution.exit_with_parent import end_as_interrupted, end_with_parent
-        from fa_lib.execution.notebooks import run_all
+        from fa_lib.execution.notebooks import is_fresh, of_scale, parameters, run_all
         from fa_lib.execution.paths import NOTEBOOKS, build
         from fa_lib.execution.pools import share
 
         end_as_interrupted()
-        end_with_parent()
         workers = int(executor) if executor and executor.isdigit() else executor
         notebooks = notebooks_of(NOTEBOOKS, names)
-        notebooks = notebooks if names else notebook.of_scale(notebooks, scale)
+        notebooks = notebooks if names else of_scale(notebooks, scale)
         if jobs is None:
             one = workers is not None or share() == 1
-            one = one or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
-            one = one or sum(not notebook.is_fresh(path, scale, build(), build()) for path in notebooks) < 2
+            one = one or any(parameters(path, scale).get("device") == "cuda" for path in notebooks)
+            one = one or sum(not is_fresh(path, scale, build()) for path in notebooks) < 2
             jobs = 1 if one else 2
         if jobs > 1 and workers is None and share(jobs) == 1:
             workers = 0  # a notebook has one core: more processes would import once more and compete for it
@@ -72,7 +69,7 @@ def publish() -> None:
     committed, except to what this command writes: each table's provenance names a commit with the code that made it.
     """
     with exit_on_error():
-        from fa_lib.execution import claims, manifest, notebook
+        from fa_lib.execution import claims, notebooks
         from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
         from fa_lib.execution.results import stamp, uncommitted
 
@@ -86,15 +83,13 @@ def publish() -> None:
                 "tree, because provenance names a commit: commit them, or put them aside by `git stash -u`"
             )
         files = []
-        for path in notebook.of_scale(notebooks_of(NOTEBOOKS, None), "paper"):
-            if not notebook.is_fresh(path, "paper", build(), build()):
+        for path in notebooks.of_scale(notebooks_of(NOTEBOOKS, None), "paper"):
+            if not notebooks.is_fresh(path, "paper", build()):
                 raise ValueError(
                     f"publish: {path.name} is not up to date at the scale paper; run `fa-lib dev figures` first"
                 )
-            outcome = manifest.read(notebook.outcome_path(path, build()))
-            assert outcome is not None  # a fresh notebook has one
-            files += outcome["files"]
-        manifest.copy(files, build(), CHECKOUT)
+            files += (notebooks.outcome(path, build()) or {})["files"]
+        notebooks.copy(files, build(), CHECKOUT)
         for old in RESULTS.iterdir():  # of a notebook that no longer writes it
             if str(old.relative_to(CHECKOUT)) not in files:
                 old.unlink()

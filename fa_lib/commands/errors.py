@@ -1,6 +1,7 @@
 """How every command reports an error: one line on standard error and an exit code, no traceback."""
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +45,14 @@ def exit_on_error(old: Path | None = None, kept: str = "nothing is kept") -> Ite
         with suppress(OSError):  # the terminal may be closed
             typer.echo(f"\nfa-lib: interrupted; {kept}", err=True)
         raise typer.Exit(130) from None
+
+
+def end_as_interrupted() -> None:
+    """Treat a closed terminal and `kill` as Ctrl-C, so that the processes which this one started end with it. A signal
+    that is ignored, as the closed terminal under `nohup`, stays ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def _end(words):

@@ -33,19 +33,6 @@ PAPERS = {  # of data/published.csv: key -> heading
     "2503.01873": "Pseudo-average shifting attention (arXiv 2503.01873)",
     "": "Ours: the law and its bounds (docs/law/theory.md)",
 }
-PAGE = """# The ledger
-
-<!-- made by `make claims`, not by hand -->
-
-Each row is a statement of a paper, or a question of ours; numbers in brackets count the settings it was tried in. One
-rule makes every verdict: the words are read as an interval, which stands under *accepted*, and the 95 % confidence
-interval of our mean over seeds is held against it (Student's t; of ratios of weights' distances the geometric mean).
-*Reproduced*: ours lies inside. *Not reproduced*: it lies outside. *Undecided*: the two overlap, and ours does not lie
-inside. *Not at this setting*: it lies outside, and the paper leaves open what the setting chooses, so that one setting
-that gives the number is enough. *Not tested*: what we have cannot judge it, for the reason that is named. *Ours*: the
-paper has no such number. Figures 2 to 8 are arXiv 2405.02803's and our drawings of them; *ours* marks figures of our
-own. Among some 200 verdicts at 95 % a few are chance; nothing corrects for that.
-Figure 2 has no row in FP64: there the order of the real kernel's sums, which is the machine's, decides."""
 
 
 def published() -> pd.DataFrame:
@@ -236,8 +223,9 @@ def with_headlines(text: str, table: pd.DataFrame) -> str:
 
 
 def page(table: pd.DataFrame) -> str:
-    """Write the text of docs/paper/ledger.md from a `ledger`: a summary for each paper, and every setting's numbers."""
-    parts = [PAGE]
+    """Write the text of docs/paper/ledger.md from a `ledger`: the page's own beginning, then for each paper a summary
+    and every setting's numbers."""
+    parts = [LEDGER.read_text().partition("\n## ")[0].rstrip("\n")]
     for paper, rows in table.groupby("paper", sort=False):
         parts += [f"## {PAPERS[paper]}", summary(rows), "### Every setting, with its numbers", markdown(rows)]
     return "\n\n".join(parts) + "\n"

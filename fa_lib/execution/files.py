@@ -3,7 +3,7 @@
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,14 +11,13 @@ from filelock import FileLock, Timeout
 
 
 @contextmanager
-def locked_folder(folder: str | Path, seconds: float = 20, stopped: Callable[[], bool] | None = None) -> Iterator[None]:
+def locked_folder(folder: str | Path, seconds: float = 20) -> Iterator[None]:
     """Lock a folder against every other process that locks it, until the block or the process ends.
 
     The lock is a file beside the folder, `.<name>.lock`, and stays there.
 
     Args:
         folder: its path. seconds: how long to wait for the lock: a process that was killed may take a while to end.
-        stopped: says whether to wait no longer.
 
     Raises:
         ValueError: the lock's file is a symbolic link, or another process held the lock all that time.
@@ -29,7 +28,7 @@ def locked_folder(folder: str | Path, seconds: float = 20, stopped: Callable[[],
     _refuse_link(path)  # a lock is opened empty
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=seconds, cancel_check=stopped)
+        lock.acquire(timeout=seconds)
     except Timeout:
         words = f"folder: {folder} is in use by another process; wait for it, or end it"
         raise ValueError(words) from None

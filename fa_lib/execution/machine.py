@@ -17,37 +17,34 @@ MODEL = {  # of /proc/cpuinfo: field -> label
 }  # fmt: skip
 
 
+def _cpuinfo():
+    """Return field -> text of the first processor in /proc/cpuinfo; nothing where the system has no such file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
+
+
 def processor() -> str:
     """Return the processor's name; its architecture where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def model() -> str:
     """Return the processor's vendor, family and model, as "AuthenticAMD, family 25, model 1"; where the system does not
     say, Python's name of it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    fields = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
-    found = [f"{label} {fields[name]}".strip() for name, label in MODEL.items() if name in fields]
-    return ", ".join(found) or platform.processor()
+    fields = _cpuinfo()
+    parts = [f"{label} {fields[name]}".strip() for name, label in MODEL.items() if name in fields]
+    return ", ".join(parts) or platform.processor()
 
 
 def instructions() -> list[str]:
     """List those of FORMATS_OF that the processor has; none where the system does not say. By them a library chooses
     the format in which it computes another one."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    has = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return [name for name in FORMATS_OF if name in has]
+    fields = _cpuinfo()
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    return [name for name in FORMATS_OF if name in flags]
 
 
 def date() -> str:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 
@@ -22,6 +22,8 @@ def workers(count: int | str) -> Iterator[Executor | None]:
     On Linux the processes are forked from a server that has imported what this process had imported when it began its
     first pool; they have the environment of that moment, and of torch one thread, since others do not survive a fork.
     Elsewhere they are spawned, and each imports anew.
+
+    Left by an error, it ends the calls that still run.
 
     Args:
         count: a number of processes, each with torch on one thread; 0: no executor, None, and `sweep` works in this
@@ -47,7 +49,7 @@ def workers(count: int | str) -> Iterator[Executor | None]:
     with ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(PACKAGE,)) as pool:
         try:
             yield pool
-        except BrokenExecutor:  # of a worker killed while another began, Python 3.11 waits for the other
+        except BaseException:  # Ctrl-C among them; of a worker killed while another began, Python 3.11 waits for it
             for child in multiprocessing.active_children():
                 if child not in others:
                     child.kill()

@@ -199,7 +199,7 @@ def uncommitted(*paths: str) -> list[str]:
 
 def stamp(path: Path) -> None:
     """Have a provenance name the checkout's commit, unless it names one that led there: a run with changes that were
-    committed later. The caller knows that the commit has the code of the run (`manifest.fresh`)."""
+    committed later. The caller knows that the commit has the code of the run (`notebooks.is_fresh`)."""
     record = json.loads(path.read_text())
     if _git("merge-base", "--is-ancestor", record["commit"], "HEAD").returncode:
         with replacing(path) as to:

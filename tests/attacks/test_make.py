@@ -2,7 +2,6 @@
 
 import os
 import pty
-import shlex
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,6 @@ NAMES = {
     "SCALE": ["figures"],
     "EXECUTOR": ["figures"],
     "JOBS": ["figures"],
-    "KILLS": ["test-faults"],
     "SEEDS": ["mutants"],
 }
 
@@ -41,11 +39,11 @@ def test_a_value_given_to_make_is_no_command(name, tmp_path):
     printed.write_text("#!/bin/sh\nfor word; do printf '%s\\n' \"$word\"; done\n")
     printed.chmod(0o755)
     words = ["make", "--no-print-directory", f"PYTHON={printed}", *NAMES[name]]
-    for value in (SHELL.format(touched), f"$(shell touch {touched})", f"${{shell touch {touched}}}x", "a  b"):
-        for given, env in (([f"{name}={value}"], {}), ([], {name: value})):
-            done = subprocess.run([*words, *given], cwd=ROOT, capture_output=True, text=True, env=environment(**env))
-            assert done.returncode == 0, done.stderr
-            assert not touched.exists() and any(line.endswith(value) for line in done.stdout.splitlines()), done.stdout
+    shell, function = SHELL.format(touched), f"$(shell touch {touched})"
+    for value, given, env in ((shell, [f"{name}={shell}"], {}), (function, [], {name: function})):
+        done = subprocess.run([*words, *given], cwd=ROOT, capture_output=True, text=True, env=environment(**env))
+        assert done.returncode == 0, done.stderr
+        assert not touched.exists() and any(line.endswith(value) for line in done.stdout.splitlines()), done.stdout
 
 
 def test_a_folder_with_a_colon_is_refused(tmp_path):
@@ -78,24 +76,24 @@ def checkout(tmp_path_factory):
     return folder
 
 
-def make_figures(checkout, *before, jobs=1):
-    words = [*before, "make", "figures", f"PYTHON={sys.executable}", f"JOBS={jobs}"]
+def make_figures(checkout, *before):
+    words = [*before, "make", "figures", f"PYTHON={sys.executable}"]
     return subprocess.Popen(words, cwd=checkout, start_new_session=True, env=environment(),
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
 
 
-def begun(checkout, seconds, *words, jobs=1):
+def begun(checkout, seconds, *words):
     """`make figures`, and the process id of the notebook's kernel once its cell sleeps."""
     (checkout / "notebooks/scales/paper.yaml").write_text(f"01_small: {{seconds: {seconds}}}\n")
     started = checkout / "started"
     started.unlink(missing_ok=True)
-    make = make_figures(checkout, *words, jobs=jobs)
+    make = make_figures(checkout, *words)
     wait(lambda: started.exists() and started.read_text() or make.poll() is not None)
     assert make.poll() is None, make.stdout.read()
     return make, int(started.read_text())
 
 
-def wait(done, seconds=60):
+def wait(done, seconds=180):  # a loaded machine is no error
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end
@@ -121,43 +119,17 @@ def _parent(path):
         return None
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_make_that_is_killed_leaves_no_notebook_running(number, jobs, checkout):
-    """With two jobs, its command is killed too, which started a process for each notebook."""
-    make, kernel = begun(checkout, 8, jobs=jobs)
-    python = children(make.pid)
-    started = [each for process in python for each in children(process)]
-    make.send_signal(number)
-    if jobs > 1:
-        os.kill(python[0], number)
-    wait(lambda: all(map(ended, [kernel, *python, *started])), seconds=30)
+def test_a_command_that_is_killed_leaves_no_notebook_running(number, checkout):
+    """The command, and not make, is killed: what it started ends, and nothing is half-written."""
+    make, kernel = begun(checkout, 30)
+    (command,) = children(make.pid)
+    started = children(command)
+    os.kill(command, number)
+    wait(lambda: all(map(ended, [kernel, command, *started])), seconds=25)
     make.communicate()
-    assert (
-        python
-        and started
-        and not (checkout / "build/figures").exists()
-        and not list(checkout.glob("build/*.outcome.json"))
-    )
-
-
-@pytest.mark.parametrize("shell", ["exec ", ""])
-def test_a_shell_between_make_and_the_command_changes_nothing(shell, tmp_path):
-    """Whether the shell of a recipe becomes its command or waits for it, the command ends when make does."""
-    program = (
-        "import os, sys, time; from fa_lib.execution.exit_with_parent import end_with_parent; end_with_parent(); "
-        "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(3); open(sys.argv[2], 'w'); time.sleep(60)"
-    )
-    path, alive = tmp_path / "pid", tmp_path / "alive"
-    code = shlex.join([sys.executable, "-c", program, str(path), str(alive)])
-    make = subprocess.Popen(
-        ["/bin/sh", "-c", f"FA_LIB_PARENT=$$ /bin/sh -c {shlex.quote(f'{shell}{code}; true')}; true"],
-        env=environment(PYTHONPATH=str(ROOT)),
-    )
-    wait(alive.exists)  # it has not ended itself
-    make.kill()
-    make.wait()
-    wait(lambda: ended(int(path.read_text())), seconds=10)
+    assert started and make.returncode and not (checkout / "build/figures").exists()
+    assert not list(checkout.glob("build/*.outcome.json"))
 
 
 def pressed(words, cwd, when):
@@ -179,8 +151,7 @@ def pressed(words, cwd, when):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(checkout, jobs):
+def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(checkout):
     """`make figures` in a terminal, with a notebook that is done and one that runs."""
     done, slow = checkout / "notebooks/01_small.ipynb", checkout / "notebooks/02_slow.ipynb"
     slow.write_text(done.read_text().replace("../ran", "../slow").replace("a.png", "b.png"))
@@ -189,7 +160,7 @@ def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(checkout, jobs):
         command = [sys.executable, "-m", "fa_lib", "dev", "figures", "01_small"]
         own = dict(cwd=checkout, env=environment(PYTHONPATH=str(checkout)), capture_output=True, text=True)
         assert subprocess.run(command, **own).returncode == 0
-        code, shown = pressed(["make", f"PYTHON={sys.executable}", "figures", f"JOBS={jobs}"], checkout, "begun")
+        code, shown = pressed(["make", f"PYTHON={sys.executable}", "figures"], checkout, "begun")
         assert code != 0
         after = [line for line in shown[shown.index("^C") :].splitlines()[1:] if line]
         assert after[0].startswith("fa-lib: interrupted; ") and " build/" in after[0]

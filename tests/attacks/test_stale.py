@@ -12,8 +12,8 @@ import pytest
 from fa_lib import sweep
 from fa_lib.execution import results
 from fa_lib.execution.fingerprint import code_version
+from fa_lib.execution.notebooks import _refuse_another_fa_lib
 from fa_lib.execution.paths import PACKAGE, ROOT
-from fa_lib.execution.same_code import refuse_another_fa_lib
 
 ROUNDS = """
 import torch
@@ -151,10 +151,11 @@ def test_no_results_are_written_into_a_checkout_by_another(other):
 
 
 def test_a_notebook_whose_kernel_has_another_fa_lib_is_not_run(other, tmp_path, monkeypatch):
-    (tmp_path / "notebooks").mkdir()
+    nbformat.write(new_notebook(), notebook := tmp_path / "01_x.ipynb")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # as where the folder of this one has a colon: Python splits there
     (other / "fa_lib").rename(tmp_path / "fa_lib")
     with pytest.raises(RuntimeError, match=f"would run .* {tmp_path / 'fa_lib'}, not .*{PACKAGE}"):
-        refuse_another_fa_lib(tmp_path / "notebooks", "python3")
+        _refuse_another_fa_lib(notebook)
+    (tmp_path / "fa_lib").rename(tmp_path / "elsewhere")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    refuse_another_fa_lib(tmp_path / "notebooks", "python3")
+    _refuse_another_fa_lib(notebook)

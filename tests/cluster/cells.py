@@ -1,7 +1,6 @@
 """What the cluster's tests run in jobs."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -18,8 +17,7 @@ def on_a_node(folder, **cell):
 
 
 def begun_again(begun, **cell):
-    """`train_arm`, and a line in a file for each time it began: the job's name for Slurm, which for the last one of an
-    array is not SLURM_JOB_ID: that is the name of the whole array."""
+    """`train_arm`, and a line in a file for each time it began: the job's name for Slurm."""
     from fa_lib.training.study import train_arm  # here: it takes longer than most jobs
 
     with open(begun, "a") as file:
@@ -27,33 +25,9 @@ def begun_again(begun, **cell):
     return train_arm(**cell)
 
 
-def stopped(folder, i):
-    """1 and 3 wait, the first time, for what is done to their job; a line in the file i for each time it began."""
-    path = Path(folder) / str(i)
-    first = not path.exists()
-    with open(path, "a") as file:
-        file.write(f"{submitit.JobEnvironment().job_id}\n")
-    if first and i in (1, 3):
-        time.sleep(600)
-    return dict(square=i * i)
-
-
-def out_of_time(folder):
-    """Raises, the first time, what submitit raises in the middle of a call."""
-    begun = Path(folder) / "begun"
-    if not begun.exists():
-        begun.parent.mkdir(exist_ok=True)
-        begun.touch()
-        raise submitit.core.utils.UncompletedJobError("timed out too many times")
-    return dict(square=4)
-
-
-def sometimes(a, how):
-    """Two of these cells fail for good."""
-    if how and a == 1:
+def sometimes(a):
+    if a == 1:
         raise ValueError("no luck")
-    if how and a == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
     return dict(square=a * a)
 
 

@@ -19,9 +19,10 @@ def slurm(tmp_path_factory):
     if not shutil.which("slurmctld"):
         pytest.exit("no Slurm here; `make test-cluster` installs it (slurm-wlm)", 1)
     folder = tmp_path_factory.mktemp("slurm")
-    (folder / "cluster.yaml").write_text("{time: 30, memory: 1, at_once: 2, retries: 1}\n")
+    (folder / "cluster.yaml").write_text("{time: 30, mem: 1GB, at_once: 2}\n")
     os.environ |= dict(SLURM_CONF=str(folder / "slurm.conf"), FA_LIB_CLUSTER=str(folder / "cluster.yaml"))
-    os.environ["PYTHONPATH"] = f"{ROOT}:{HERE}"  # for the jobs
+    paths = [f"{ROOT}", f"{ROOT}/instruments", f"{HERE}", os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the jobs
     with open(folder / "log", "w") as log:
         port = 17817 + 3 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         nodes = subprocess.Popen([HERE / "slurm.sh", folder, str(port)], stdout=log, stderr=log)
@@ -48,7 +49,7 @@ def order(*words):
         subprocess.run(words, check=True, timeout=3)
 
 
-def wait(true, said=lambda: "", seconds=90):
+def wait(true, said=lambda: "", seconds=180):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"waited {seconds} s; {said()} {ask('squeue')}"

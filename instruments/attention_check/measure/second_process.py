@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from fa_lib.execution import process_settings
-from fa_lib.execution.exit_with_parent import NAME, end_with_parent
 
 INSIDE = """
 import json, sys
@@ -38,7 +37,7 @@ class _SecondProcess:
         self.numbers: dict[tuple, int] = {}  # of the tasks
         self.results: list[bytes] = []  # of the tasks, the last first; pickled
         self.socket, theirs = socket.socketpair()
-        settings = {NAME: f"{os.getpid()}", "OMP_NUM_THREADS": "1"}
+        settings = {"OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", INSIDE, json.dumps(sys.path)], stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=process_settings.environment() | settings,
@@ -123,7 +122,6 @@ def result(fn: Callable, *given: Any) -> Any:
 
 def serve() -> None:
     """In the second process, whose standard input is its socket: compute the tasks that come, the last first."""
-    end_with_parent()
     os.nice(NICE)
     process_settings.keep_memory()
     torch.set_num_threads(1)
