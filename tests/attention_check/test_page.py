@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.report import anchors, sentences, sentences_kernel, tables
+from attention_check.report import anchors, labels, sentences, tables
 from attention_check.report import page as report
 from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
@@ -18,7 +18,7 @@ from fa_lib.execution.paths import ROOT
 from fa_lib.plots.style import READABLE
 
 FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
-NOT_ATTENTION = sentences_kernel.NOTES["other"]
+NOT_ATTENTION = labels.NOTES["other"]
 AT = dict(distribution="normal", fmt="BF16", n=8, queries=None)
 ERROR = Finding("error", FAILS, AT, 9.3, 2)
 GRADIENTS = Finding("gradients", NOTES, dict(failed=2, of=9, tensor="dv", shape="97", fmt="BF16"), 4.0, 3)

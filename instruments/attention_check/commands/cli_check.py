@@ -191,7 +191,7 @@ def check_kernel(
     """
     with exit_on_error(json_file):
         from attention_check.isolation.isolated_kernel import in_a_process
-        from attention_check.measure.second_process import second_process
+        from attention_check.measure.reference_store import reference_worker
         from attention_check.report.page_files import PageFiles
 
         name = kernel_name(f"gpu:{gpu}:{kernel}" if gpu else kernel)
@@ -215,7 +215,7 @@ def check_kernel(
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, laid_out)
         files.clear()
-        beside = nullcontext() if quick or device != "cpu" else second_process()
+        beside = nullcontext() if quick or device != "cpu" else reference_worker()
         with in_a_process(name, timeout), beside:  # both begin while the rest is imported
             from attention_check.commands import reports
 

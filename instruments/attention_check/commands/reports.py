@@ -20,8 +20,8 @@ from attention_check.judge.captured import judge_model, judge_tensors
 from attention_check.judge.findings import Judgement
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import captured as tensors
-from attention_check.measure.captured_gradients import gradients
-from attention_check.measure.closeness import Furthest
+from attention_check.measure.captured import gradients
+from attention_check.measure.closeness import WorstCall
 from attention_check.measure.examine import examine
 from attention_check.measure.examine_tensors import examine_tensors
 from attention_check.measure.plan import PLANS, CheckPlan
@@ -32,10 +32,10 @@ from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import place
+from attention_check.report.labels import named
 from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sections import kernel_sections, model_sections, tensors_sections
-from attention_check.report.sentences_captured import named
 from attention_gallery.catalogue import ENTRIES, MODELLED
 from attention_gallery.entry import installed
 from fa_lib import kernels
@@ -190,7 +190,7 @@ def check_model(
     files = PageFiles.of(out, function)
     files.clear()
     with in_processes(names), reader_modules.in_front():
-        furthest = Furthest()
+        furthest = WorstCall()
         run, probe = function_of(function), Probe(names, save=save, also=furthest)
         try:
             with warnings.catch_warnings():

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from attention_check.isolation.isolated_kernel import LIMIT_S, in_a_process
-from attention_check.testing.checked import Result
-from attention_check.testing.checks import CHECKS, conduct_of, result_of
+from attention_check.testing.checks import CHECKS, Result, conduct_of, result_of
 from fa_lib import kernels
 from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.execution.untrusted import Untrusted
