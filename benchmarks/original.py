@@ -291,17 +291,6 @@ def keep_bits(path: Path) -> None:
     """Write the machine's outputs of FlashAttention-2, (1, 1, n, head_dim) by `fa2_key`; `benchmarks.record` compares a
     GPU's with them."""
     outputs = {}
-    for gpu, (fmt, distribution, causal) in product(MODELLED.values(), FA2_CALLS):
-        o, _ = forward(*fa2_inputs(fmt, distribution), Options(causal), gpu=gpu, splits=1)
-        outputs[fa2_key(gpu, fmt, distribution, causal)] = o.contiguous()
-    with replacing(path) as temporary:
-        save_file(outputs, temporary)
-
-
-def keep_bits(path: Path) -> None:
-    """Write the machine's outputs of FlashAttention-2, (1, 1, n, head_dim) by `fa2_key`; `benchmarks.record` compares a
-    GPU's with them."""
-    outputs = {}
     for gpu, (fmt, distribution, causal) in product(FA2_GPUS.values(), FA2_CALLS):
         o, _ = forward(*fa2_inputs(fmt, distribution), Options(causal), gpu=gpu, splits=1)
         outputs[fa2_key(gpu, fmt, distribution, causal)] = o.contiguous()

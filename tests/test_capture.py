@@ -19,7 +19,7 @@ from attention_check.commands import reports
 from attention_check.judge.captured import judge_model, of_gradients
 from attention_check.judge.findings import Judgement, Severity
 from attention_check.measure import captured as capture
-from attention_check.measure.captured_gradients import gradients as gradients_of
+from attention_check.measure.captured import gradients as gradients_of
 from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe

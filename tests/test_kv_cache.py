@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from attention_check.judge.captured import judge_tensors
-from attention_check.measure import kv_cache
+from attention_check.measure import captured as kv_cache
 from attention_check.measure.measurements import TensorMeasurements
 from attention_check.report.sentences import judgement_lines
 from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels

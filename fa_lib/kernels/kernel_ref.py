@@ -122,6 +122,11 @@ class KernelRef:
         return kernel
 
 
+def in_table(kernel: KernelRef | str | Callable) -> str | Callable:
+    """Return what a table holds of a kernel: a KernelRef's key, and anything else as it is."""
+    return kernel.key if isinstance(kernel, KernelRef) else kernel
+
+
 def label_of(key: str) -> str:
     """Return the label of a kernel by its key, which tables hold."""
     return KernelRef.of(key).label

@@ -20,9 +20,9 @@ from attention_check.explain.standalone_test import standalone
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import IsolatedKernel
-from attention_check.judge.conduct import of_conduct
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
+from attention_check.judge.tables import of_conduct
 from attention_check.measure import way
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from attention_check.commands import reports
 from attention_check.judge.findings import Judgement, Severity, Verdict
-from attention_check.judge.gross_errors import coarse, noisy, scaled
 from attention_check.judge.kernel import judge_kernel
+from attention_check.judge.tables import coarse, noisy, scaled
 from attention_check.measure.carry import carried, carry
 from attention_check.measure.determinism import repeats
-from attention_check.measure.examine import examine, measure
+from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.measure.reference_cache import Inputs
+from attention_check.measure.tables import measure
 from attention_check.probe.capture import captured
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import WORDINGS, judgement_text

@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 
+import nbformat
 import pytest
+from nbformat.v4 import new_notebook
 
 from fa_lib import sweep
 from fa_lib.execution import results

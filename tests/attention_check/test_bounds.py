@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 import torch
 
-from attention_check.judge.bound import of_bound
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
-from attention_check.measure.bounds import bounds
+from attention_check.judge.tables import of_bound
+from attention_check.measure.closeness import bounds
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import QUICK
 from attention_check.report.sentences import cause, headline, judgement_text

@@ -5,9 +5,9 @@ import math
 import pandas as pd
 import pytest
 
-from attention_check.judge.errors import largest, over_shapes
 from attention_check.judge.findings import Severity
-from attention_check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, drawn_again, worst_draws
+from attention_check.judge.tables import largest, over_shapes
+from attention_check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, redraw_failures, worst_draws
 from attention_check.report.sentences import WORDINGS
 from fa_lib.kernels.rule import ALLOWED
 
@@ -50,7 +50,7 @@ def test_a_draw_beyond_the_rule_is_drawn_again_and_others_are_not():
         return lengths(*[1.0] * len(seeds), fmt=call.fmt).assign(seed=[*seeds])
 
     rows = pd.concat([lengths(1.0, 2.2, 1.1), lengths(1.0, 1.2, fmt="BF16")], ignore_index=True)
-    found = drawn_again(rows, OF_LENGTHS, LIMIT, again)
+    found = redraw_failures(rows, OF_LENGTHS, LIMIT, again)
     assert asked == [("FP16", [*range(3, 3 + MORE)])]
     assert len(found) == len(rows) + MORE
     error, chance = largest(found)
@@ -61,7 +61,7 @@ def test_a_draw_beyond_the_rule_is_drawn_again_and_others_are_not():
 
 
 def test_a_call_is_drawn_again_once_also_where_nothing_is_answered():
-    rows = drawn_again(
+    rows = redraw_failures(
         lengths(2.2), OF_LENGTHS, LIMIT,
         lambda call, seeds: lengths(*[None] * len(seeds)).assign(seed=[*seeds]),
     )  # fmt: skip
@@ -70,7 +70,7 @@ def test_a_call_is_drawn_again_once_also_where_nothing_is_answered():
 
 @pytest.mark.parametrize("times", [[2.5], [2.1, 2.2], [1.0, 2.2, 2.3]])
 def test_what_is_beyond_the_rule_again_fails(times):
-    found = drawn_again(
+    found = redraw_failures(
         lengths(*times), OF_LENGTHS, LIMIT,
         lambda call, seeds: lengths(*[2.4] * len(seeds)).assign(seed=[*seeds]),
     )  # fmt: skip

@@ -28,13 +28,12 @@ from attention_check.isolation.isolated_kernel import (
     wait,
 )
 from attention_check.isolation.worker import Outcome
-from attention_check.judge.conduct import of_conduct
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
+from attention_check.judge.tables import of_conduct
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
-from attention_check.report.sentences import judgement_text
-from attention_check.report.sentences_conduct import WORDINGS
+from attention_check.report.sentences import WORDINGS, judgement_text
 from attention_check.testing.checks import result_of
 from fa_lib import kernels
 from fa_lib.commands.cli import app

@@ -7,8 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from attention_check.testing.checked import Result
-from attention_check.testing.checks import CHECKS, result_of
+from attention_check.testing.checks import CHECKS, Result, result_of
 from attention_check.testing.named import check_lines, check_named, chosen, failed
 from fa_lib import kernels
 from fa_lib.commands.cli import app

@@ -17,9 +17,8 @@ from attention_check.explain.emulations import FIELDS, Emulation, changed, emula
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
-from attention_check.measure.bounds import bounds
 from attention_check.measure.capability import SINKS_GRADIENT, Capabilities
-from attention_check.measure.closeness import Furthest, closeness
+from attention_check.measure.closeness import WorstCall, bounds, closeness
 from attention_check.measure.contract import contract
 from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import ROUNDINGS
@@ -186,7 +185,7 @@ def test_outputs_a_little_too_small_are_a_rounding_to_one_side():
 
 def test_a_call_without_a_finite_bound_is_none_of_the_furthest():
     q, k, v = normal(1, 1, 8, 4)
-    furthest = Furthest()
+    furthest = WorstCall()
     furthest(Sample(q, k, v, {}, lambda x: x), torch.full((1, 1, 8, 4), math.nan, dtype=torch.float64))
     assert furthest.table() == []
 

@@ -1,74 +1,56 @@
-"""The page and pytest judge alike: of the tables that pytest's checks measure, both have one verdict, on all right
-kernels and all mutants of both sets."""
+"""The page and pytest judge alike: they have one verdict, on all right kernels and all mutants of both sets."""
 
 import math
-from dataclasses import fields
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
+from attention_check import checks as page
 from attention_check.judge.captured import of_gradients
-from attention_check.judge.errors import over_shapes
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
+from attention_check.judge.tables import over_shapes
 from attention_check.measure.captured import FINITE
+from attention_check.measure.examine import examine
 from attention_check.measure.measurements import Measurements
+from attention_check.measure.plan import QUICK
 from attention_check.measure.relations import RELATIONS
 from attention_check.testing import checks
-from attention_check.testing.checked import Result
-from attention_check.testing.checks import CHECKS, judged_kernel, result
+from attention_check.testing.checks import CHECKS, result, result_of
 from benchmarks import judge
 
-SOME = [
-    name for name in CHECKS if name not in RELATIONS and name != "bound"
-]  # half the time; both judge one kind of row
+SMALL = replace(checks.PLAN, lengths=(128,), troubled_n=32)
+PAGE = replace(SMALL, shapes=QUICK.shapes, relations=(*RELATIONS,))
 RIGHT = {each.key for each in (*judge.FIRST.controls, *judge.SECOND.controls)}
 
 
-def verdicts(kernel, names):
-    """Of one kernel: pytest's, which checks fail, and the page's, by the same tables."""
-    judged = judged_kernel(kernel)
-    if isinstance(judged, Result):
-        return ["every check"], None
-    failing, tables = [], {each.name: [judged.asked] if each.name == "asked" else [] for each in fields(Measurements)}
-    for name in names:
-        check, measured = CHECKS[name], CHECKS[name].measure(judged)
-        if isinstance(measured, Result):
-            assert measured.passed is None, name
-            continue
-        failing += [name] if result(check.judge(measured)).passed is False else []
-        for of, table in measured.items():
-            if len(table) and of != "asked":
-                tables[of].append(table)
-    once = {of: pd.concat(own, ignore_index=True) for of, own in tables.items() if own and of != "conventions"}
-    for of, by in (("lengths", ["distribution", "n", "seed"]), ("shapes", ["shape", "tensor", "seed"]),
-                   ("sums", ["what", "terms", "keys"])):  # fmt: skip
-        once[of] = once[of].drop_duplicates(by) if of in once else pd.DataFrame()
-    return failing, judge_kernel(judged.kernel, Measurements(**once))
-
-
-def agree(each, names):
-    failing, judgement = verdicts(each.name, names)
-    if judgement is None:
-        assert each.key not in RIGHT
-        return
+def agree(each, monkeypatch):
+    """The page fails a kernel where a check of pytest does, each by what it measures itself."""
+    monkeypatch.setattr(checks, "PLAN", SMALL)
+    failing = [name for name in CHECKS if result_of(name, each.name).passed is False]
+    judgement = judge_kernel(each.name, examine(each.name, PAGE, beside=()))
     of_page = [(f.what, f.where) for f in judgement.findings if f.severity == Severity.FAILS]
     assert bool(failing) == (judgement.verdict == Verdict.FAILS), (each.key, failing, of_page)
     assert not failing or each.key not in RIGHT, (each.key, failing)
 
 
-@pytest.mark.parametrize("key", ["fa2", "delta_forgotten", "noise"])
+@pytest.mark.parametrize("key", ["fa2", "delta_forgotten", "noise", "p_truncated"])
 def test_the_page_and_pytest_have_one_verdict(key, monkeypatch):
-    monkeypatch.setattr(checks, "N", 128)
     (each,) = (one for one in judge.EVERY if one.key == key)
-    agree(each, CHECKS)
+    agree(each, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", judge.EVERY, ids=lambda each: each.key)
 def test_the_page_and_pytest_have_one_verdict_on_every_mutant_and_right_kernel(each, monkeypatch):
-    monkeypatch.setattr(checks, "N", 128)
-    agree(each, SOME)
+    agree(each, monkeypatch)
+
+
+def test_every_check_of_the_page_but_remarks_is_one_of_pytest():
+    """growth, bias and what explains an error are reported, and never fail a kernel."""
+    asked = {key for check in CHECKS.values() for key in check.of}
+    assert {*page.CHECKS} - asked == {"growth", "splits", "sum_error", "causal", "precision", "bias", "repeats"}
 
 
 def gradients(**changed):

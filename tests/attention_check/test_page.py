@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.report import sentences, sentences_kernel, tables
+from attention_check.report import labels, sentences, tables
 from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentence import folded
@@ -15,7 +15,7 @@ from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.paths import ROOT
 
 FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
-NOT_ATTENTION = sentences_kernel.NOTES["other"]
+NOT_ATTENTION = labels.NOTES["other"]
 AT = dict(distribution="normal", fmt="BF16", n=8, queries=None)
 ERROR = Finding("error", FAILS, AT, 9.3, 2)
 GRADIENTS = Finding("gradients", NOTES, dict(failed=2, of=9, tensor="dv", shape="97", fmt="BF16"), 4.0, 3)

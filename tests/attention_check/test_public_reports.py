@@ -17,19 +17,17 @@ from torch import nn
 
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
-from attention_check.judge.conduct import of_conduct
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.judge.kernel import alignment
+from attention_check.judge.tables import alignment, of_conduct
 from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
 from attention_check.measure.closeness import closeness
 from attention_check.measure.contract import contract
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why
-from attention_check.report.capability_labels import LABELS
+from attention_check.report.labels import LABELS, NOTES
 from attention_check.report.sentence import as_times, times
 from attention_check.report.sentences import WORDINGS, headline
 from attention_check.report.sentences_cause import subject
-from attention_check.report.sentences_kernel import NOTES
 from attention_check.testing import assert_attention_close
 from attention_check.testing.named import check_lines, check_named, chosen
 from fa_lib import kernels

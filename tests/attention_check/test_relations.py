@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attention_check.judge.findings import Severity
-from attention_check.judge.relations import of_relations
+from attention_check.judge.tables import of_relations
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.plan import QUICK, REPORT
 from attention_check.measure.relations import RELATIONS, Relation, relate

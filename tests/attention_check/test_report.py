@@ -20,14 +20,14 @@ from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.capability import CAUSAL_FEWER, LARGE
 from attention_check.measure.contract import contract
 from attention_check.measure.determinism import repeats
-from attention_check.measure.examine import examine, measure
+from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, QUICK, CheckPlan
 from attention_check.measure.reference_cache import BIASED, WORST, Inputs
 from attention_check.measure.shapes import grids_of, measure_shapes, shapes_table
-from attention_check.report.capability_labels import LABELS
+from attention_check.measure.tables import measure
+from attention_check.report.labels import LABELS, SUMS
 from attention_check.report.page import Section, page
 from attention_check.report.sentences import cause, headline, judgement_text, sentences_of, title
-from attention_check.report.sentences_kernel import SUMS
 from fa_lib import Precision, Tiling, kernels
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.untrusted import Untrusted
@@ -400,17 +400,17 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
 @pytest.mark.parametrize(
     "at",
     [
-        "check.measure.wrong_answers.distance",
-        "check.measure.reference_cache.baseline_for",
-        "kernels.rule.deviation",
-        "check.measure.relations.subject.baseline_for",
+        "attention_check.measure.wrong_answers.distance",
+        "attention_check.measure.reference_cache.baseline_for",
+        "fa_lib.kernels.rule.deviation",
+        "attention_check.measure.relations.subject.baseline_for",
     ],
 )
 def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
     def bug(*_, **__):
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(f"fa_lib.{at}", bug)
+    monkeypatch.setattr(at, bug)
     with pytest.raises(RuntimeError, match="a bug of ours"):
         examine("flash", replace(SMALL, lengths=(128,), shapes=("97",)))
 

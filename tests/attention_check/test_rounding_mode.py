@@ -10,11 +10,11 @@ import torch
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.carry import carry
-from attention_check.measure.examine import measure
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.rounding_mode import MODES, rounding_mode
-from attention_check.report import sentences_kernel
+from attention_check.measure.tables import measure
+from attention_check.report import labels
 from attention_check.report.sentences import judgement_text
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.execution.sweep import sweep
@@ -166,5 +166,5 @@ def test_a_low_carry_says_nothing_of_the_output_s_cast(right):
 
 
 def test_modes_are_worded():
-    assert {*sentences_kernel.MODES, "not_seen"} == {*MODES}
-    assert set(sentences_kernel.CASTS) == {"output", "probs", "inputs"}
+    assert {*labels.MODES, "not_seen"} == {*MODES}
+    assert set(labels.CASTS) == {"output", "probs", "inputs"}

@@ -10,21 +10,23 @@ import torch
 from typer.testing import CliRunner
 
 from attention_check.commands import reports
-from attention_check.judge.errors import SIDE
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
+from attention_check.judge.tables import SIDE
 from attention_check.measure import reference_cache
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.contract import contract
 from attention_check.measure.determinism import repeats
-from attention_check.measure.examine import examine, measure
+from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.plan import QUICK
-from attention_check.measure.reference_cache import Inputs, cache_in, cached, reference_values
+from attention_check.measure.reference_cache import Inputs, reference_values
+from attention_check.measure.reference_store import files_in, references
 from attention_check.measure.shapes import measure_shapes
 from attention_check.measure.split_keys import in_splits
+from attention_check.measure.tables import measure
 from attention_check.report import tables
-from attention_check.report.capability_labels import LABELS
+from attention_check.report.labels import LABELS
 from attention_check.report.sentences import judgement_text, title
 from examples import my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
@@ -541,11 +543,11 @@ def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
     inputs, case = Inputs("BF16", "normal", 160, 0, 16), Case("97", 32, "normal", "FP16", 0)
     names = ["flash", "as_shipped"]
     without = measure(names, inputs), rule_rows("flash", case, exact(case))
-    with cache_in(tmp_path):
-        first = measure(names, inputs), rule_rows("flash", case, cached(exact, case))
+    with files_in(tmp_path):
+        first = measure(names, inputs), rule_rows("flash", case, references().tensors(exact, case))
         files = sorted(tmp_path.rglob("*.npz"))
         monkeypatch.setattr("attention_check.measure.reference_cache.baseline_for", lambda *_: 1 / 0)
-        again = measure(names, inputs), rule_rows("flash", case, cached(exact, case))
+        again = measure(names, inputs), rule_rows("flash", case, references().tensors(exact, case))
         assert without == first == again and [path.parent.name for path in files] == ["exact", "reference_values"]
         files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")  # damaged: computed again
         with pytest.raises(ZeroDivisionError):

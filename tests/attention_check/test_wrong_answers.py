@@ -15,8 +15,8 @@ from attention_check.measure import contract as of_contract
 from attention_check.measure.capability import CAPABILITIES
 from attention_check.measure.contract import adapted, contract, other_convention
 from attention_check.measure.measurements import Measurements
+from attention_check.report.labels import NOTES, noted
 from attention_check.report.sentences import judgement_text
-from attention_check.report.sentences_kernel import NOTES, noted
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef

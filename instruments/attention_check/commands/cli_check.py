@@ -178,7 +178,7 @@ def check_kernel(
     """
     with exit_on_error(json_file):
         from attention_check.isolation.isolated_kernel import isolated
-        from attention_check.measure.second_process import second_process
+        from attention_check.measure.reference_store import reference_worker
         from attention_check.report.page_files import PageFiles
         from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -202,7 +202,7 @@ def check_kernel(
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, ref.label)
         files.clear()
-        beside = nullcontext() if quick or device != "cpu" else second_process()
+        beside = nullcontext() if quick or device != "cpu" else reference_worker()
         with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
             from attention_check.commands import reports
 

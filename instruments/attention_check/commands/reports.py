@@ -22,9 +22,9 @@ from attention_check.judge.captured import judge_model, judge_tensors
 from attention_check.judge.findings import Judgement
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import captured as tensors
-from attention_check.measure.captured_gradients import gradients
-from attention_check.measure.closeness import Furthest
-from attention_check.measure.examine import REFERENCE_KERNELS, examine
+from attention_check.measure.captured import gradients
+from attention_check.measure.closeness import WorstCall
+from attention_check.measure.examine import examine
 from attention_check.measure.examine_tensors import examine_tensors
 from attention_check.measure.plan import PLANS, CheckPlan
 from attention_check.plots.kernel_report import kernel_panels
@@ -34,10 +34,10 @@ from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import place
+from attention_check.report.labels import named
 from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sections import kernel_sections, model_sections, tensors_sections
-from attention_check.report.sentences_captured import named
 from fa_lib import kernels
 from fa_lib.execution import reader_modules
 from fa_lib.execution.files import replacing
@@ -46,6 +46,7 @@ from fa_lib.execution.machine import date, installed, package, processor
 from fa_lib.execution.results import provenance, versions
 from fa_lib.execution.untrusted import Untrusted, message, type_name
 from fa_lib.kernels.kernel_ref import KernelRef, label_of
+from fa_lib.kernels.rule import REFERENCE_KERNELS
 from fa_lib.numerics.formats import Format
 from ptx_machine.sources import FLASH_ATTN
 
@@ -176,7 +177,7 @@ def check_tensors(
 
 def check_model(
     function: str, out: str | Path = "", save: str | Path | None = None,
-    names: Sequence[KernelRef | str] = REFERENCE_KERNELS, causal: bool = False,
+    names: Sequence[KernelRef | str] = tuple(REFERENCE_KERNELS), causal: bool = False,
 ) -> Report:  # fmt: skip
     """Run a model under a Probe, judge its attention and write the page.
 
@@ -192,7 +193,7 @@ def check_model(
     files = PageFiles.of(out, function)
     files.clear()
     with all_isolated([*map(KernelRef.of, names)]) as subjects, reader_modules.in_front():
-        furthest = Furthest()
+        furthest = WorstCall()
         run, probe = function_of(function), Probe(subjects, save=save, also=furthest)
         try:
             with warnings.catch_warnings():

@@ -17,7 +17,7 @@ from attention_check.explain.standalone_limit import judged
 from attention_check.explain.standalone_test import standalone
 from attention_check.isolation.calls import KernelError, call_or_raise
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.closeness import Beside
+from attention_check.measure.closeness import BoundCheck
 from attention_check.probe.capture import AS_IT_IS, Capture, captured
 from attention_check.probe.named_tensors import FILE_LAYOUTS, Reading
 from attention_check.probe.skipped import place
@@ -52,7 +52,7 @@ class Failure:
         """Mistakes that make this very error at its call, of `mistakes.causes`."""
         if self.o is None:
             return []
-        found = Beside.of(self.o, call.q, call.k, call.v, call.options)
+        found = BoundCheck.of(self.o, call.q, call.k, call.v, call.options)
         return [cause.key for cause in found.causes() if cause.same]
 
     def stays(self, other: "Failure") -> bool:

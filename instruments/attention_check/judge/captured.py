@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
-from attention_check.judge.bound import of_bound
-from attention_check.judge.conduct import of_conduct
-from attention_check.judge.errors import wrong_gradients
 from attention_check.judge.findings import Finding, Judgement, Severity, within
-from attention_check.measure.captured import FINITE, OVERFLOWS, ROUNDED, UNDEFINED, cheapest
-from attention_check.measure.kv_cache import BEARS
+from attention_check.judge.tables import of_bound, of_conduct, wrong_gradients
+from attention_check.measure.captured import BEARS, FINITE, OVERFLOWS, ROUNDED, UNDEFINED, cheapest
 from attention_check.measure.measurements import TensorMeasurements
 from attention_check.measure.wrong_answers import FAR, furthest
 from attention_check.probe.probe import summary
@@ -113,7 +110,7 @@ def judge_model(
 
     Args:
         baseline, skipped, nonfinite: of the Probe. causal: no row may see a later key than its own.
-        close: rows of `closeness.Furthest`.
+        close: rows of `closeness.WorstCall`.
     """
     found, findings, close = summary(table, baseline), [], pd.DataFrame([*close])
     if nonfinite:

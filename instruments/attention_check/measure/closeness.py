@@ -1,14 +1,24 @@
-"""An output beside its own derived bound, and which mistake or rounding has its error."""
+"""An output and its own derived bound, which mistake or rounding has its error, and a kernel's outputs on every kind of
+inputs: where few keys have most of the weight, Baseline's own error is large, and the rule of two allows another
+attention."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.worker import Outcome
+from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from attention_check.measure.mistakes import Cause, Rows, causes
+from attention_check.measure.reference_cache import Inputs
+from attention_check.measure.reference_store import references
 from attention_check.probe.sampling import Sample
 from attention_check.tolerance import BLOCK, Tolerance, tolerance
+from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
 
@@ -16,7 +26,7 @@ NO_CAUSE = dict(key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)
 
 
 @dataclass(frozen=True)
-class Beside:
+class BoundCheck:
     """An output beside the bound of a kernel that carries FP32 (`tolerance`). tensors: q, k, v; options: the call's."""
 
     o: Tensor
@@ -29,7 +39,7 @@ class Beside:
     @classmethod
     def of(
         cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], about: Tolerance | None = None
-    ) -> "Beside":
+    ) -> "BoundCheck":
         """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count. about: of the
         call, of a kernel that carries FP32 and stores o's dtype, where it is known."""
         precision = Precision.kernel(q.dtype)
@@ -73,26 +83,26 @@ def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any
 
     Returns:
         times: the largest error over its output's or its row's bound; rows, of: rows beyond it, and rows; key, same,
-        share, fmt, tiles, factor: of `Beside.cause`.
+        share, fmt, tiles, factor: of `BoundCheck.cause`.
     """
-    found = Beside.of(o, q, k, v, options)
+    found = BoundCheck.of(o, q, k, v, options)
     if not found.finite:
         return []
     own = dict(times=found.times.max().item(), rows=int(found.over.sum()), of=found.over.numel())
     return [own | found.cause()]
 
 
-class Furthest:
+class WorstCall:
     """Of the calls of a Probe, that it is called with, the one whose output is furthest beyond its bound; calls whose
     golden value or a bound is not finite do not count."""
 
     def __init__(self):
         self.rows, self.of = 0, 0
-        self.worst: Beside | None = None
+        self.worst: BoundCheck | None = None
 
     def __call__(self, part: Sample, o: Tensor) -> None:
         """part: the compared rows of a call; o: what the kernel that ran gave for them, float64."""
-        found = Beside.of(o, part.q, part.k, part.v, part.options)
+        found = BoundCheck.of(o, part.q, part.k, part.v, part.options)
         if not found.finite:
             return
         self.rows, self.of = self.rows + int(found.over.sum()), self.of + found.over.numel()
@@ -104,3 +114,51 @@ class Furthest:
         if self.worst is None:
             return []
         return [dict(times=self.worst.times.max().item(), rows=self.rows, of=self.of) | self.worst.cause()]
+
+
+def bounds(
+    kernel: KernelRef | str | Callable, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu",
+    able: Capabilities = ALL_CAPABILITIES,
+) -> list[dict]:  # fmt: skip
+    """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.BoundCheck`).
+
+    Args:
+        judged: the format of inputs and output. n: keys, and queries. able: of the kernel: one that always masks,
+            aligned top-left, is not asked for more keys than queries.
+
+    Returns:
+        one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
+        where the kernel gave nothing that is finite.
+    """
+    fn = kernel_fn(kernel, able.causal)
+    rows, of, worst = 0, 0, None
+    for inputs in bounded_inputs(judged, n, seed, head_dim, device, able):
+        distribution, (q, k, v) = inputs.distribution, inputs.tensors()
+        answer = call_kernel(fn, q, k, v)
+        if answer.outcome != Outcome.ANSWERED:
+            continue
+        found = BoundCheck.of(
+            answer.output, q, k, v, dict(causal=able.causal), references().compute(tolerance_of, inputs)
+        )
+        if not found.finite:
+            continue
+        rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()
+        if worst is None or times > worst[0]:
+            worst = times, distribution, found
+    if worst is None:
+        return []
+    times, distribution, found = worst
+    return [dict(distribution=distribution, times=times, rows=rows, of=of) | found.cause()]
+
+
+def bounded_inputs(judged: str, n: int, seed: int, head_dim: int, device: str, able: Capabilities) -> list[Inputs]:
+    """The Inputs of `bounds`, in its order."""
+    return [
+        Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
+        for distribution in DISTRIBUTIONS if distribution != UNEVEN or not (able.causal and able.top_left)
+    ]  # fmt: skip
+
+
+def tolerance_of(inputs: Inputs) -> Tolerance:
+    """The tolerance of a kernel that carries FP32, on some Inputs."""
+    return tolerance(*inputs.tensors(), precision=inputs.fmt, causal=inputs.causal)

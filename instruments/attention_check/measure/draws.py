@@ -38,18 +38,18 @@ def worst_draws(rows: pd.DataFrame, columns: Columns, allowed: float) -> pd.Data
 
     Returns:
         The row, with alone: its error over Baseline's; draws: of the call that were answered; and in the column of that
-        error what counts (`counted`). An answer that is not finite is infinitely far off; NaN: no draw was answered.
+        error what counts (`score`). An answer that is not finite is infinitely far off; NaN: no draw was answered.
     """
     found = []
     for _, draws in rows.groupby([*columns.call], sort=False):
         times = _times(draws, columns)
         worst = draws.loc[times.idxmax()] if len(times) else draws.iloc[0]
         about = dict(alone=times.max(), draws=len(times))
-        found.append({**worst, columns.times: counted(times, allowed)} | about)
+        found.append({**worst, columns.times: score(times, allowed)} | about)
     return pd.DataFrame(found)
 
 
-def counted(times: pd.Series, allowed: float) -> float:
+def score(times: pd.Series, allowed: float) -> float:
     """Of the errors over Baseline's in all draws of a call the one that counts: the largest; the second largest, where
     the largest alone is beyond what is allowed and is no more than AT_ONCE times that, and the call was drawn again."""
     largest = times.nlargest(2)
@@ -57,7 +57,7 @@ def counted(times: pd.Series, allowed: float) -> float:
     return float(largest.min() if lone else times.max())
 
 
-def drawn_again(
+def redraw_failures(
     rows: pd.DataFrame, columns: Columns, allowed: float, again: Callable[[pd.Series, range], pd.DataFrame]
 ) -> pd.DataFrame:
     """A table with MORE draws of each call of which a single draw is beyond the rule, the worst first, until a call

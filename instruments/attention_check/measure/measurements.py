@@ -12,40 +12,44 @@ def _table() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The tables of `examine.examine`. One is empty where its question was not asked.
+    """The tables of `examine.examine`, in the order in which they are measured. One is empty where its question was not
+    asked.
 
     Attributes:
         conventions: keys of the conventions that it follows instead of what was asked for, and to which it was adapted.
         asked: what the kernel can do: rows of `contract.contract`.
         lengths: its errors over N, formats, numbers of queries and seeds: rows of `examine.measure`; of the kernels
             that stand beside it, too.
+        sums: what it carries from tile to tile: rows of `carry.carry`.
         shapes: its errors over shapes and masks: rows of `shapes.measure_shapes`.
         inputs: its errors on inputs that make trouble: rows of `examine.measure`.
-        bounds: its outputs beside their own bounds: rows of `bounds.bounds`.
-        sums: what it carries from tile to tile: rows of `carry.carry`.
+        bounds: its outputs and their own bounds: rows of `closeness.bounds`.
         splits: which emulation has its errors: rows of `split_keys.rounded_splits`.
         repeats: one call again and again: rows of `determinism.repeats`.
         relations: what every kernel keeps: rows of `relations.relate`.
         rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
         conduct: what it did beside its work, of one in a separate process: rows of `IsolatedKernel.conduct`.
+        kernel: its name in findings.
     """
 
     conventions: tuple[str, ...] = ()
     asked: pd.DataFrame = _table()
     lengths: pd.DataFrame = _table()
+    sums: pd.DataFrame = _table()
     shapes: pd.DataFrame = _table()
     inputs: pd.DataFrame = _table()
     bounds: pd.DataFrame = _table()
-    sums: pd.DataFrame = _table()
     splits: pd.DataFrame = _table()
     repeats: pd.DataFrame = _table()
     relations: pd.DataFrame = _table()
     rounding: pd.DataFrame = _table()
     conduct: pd.DataFrame = _table()
+    kernel: str = ""
 
     def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Each table with its name."""
-        return ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "conventions")
+        names = (each.name for each in fields(self) if each.name not in ("conventions", "kernel"))
+        return ((name, getattr(self, name)) for name in names)
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class TensorMeasurements:
         risks: how risky each head is: rows of `captured.risks`.
         changes: what would lower the error: base -> rows of `captured.changes`.
         bound: the judged output beside its own bound: rows of `closeness.closeness`.
-        caches: which KV cache each head would bear: rows of `kv_cache.caches`.
-        gradients: for the dO that was captured: rows of `captured_gradients.gradients`.
+        caches: which KV cache each head would bear: rows of `captured.caches`.
+        gradients: for the dO that was captured: rows of `captured.gradients`.
         conduct: what the judged kernel did beside its work: rows of `IsolatedKernel.conduct`.
     """
 

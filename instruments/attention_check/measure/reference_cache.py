@@ -1,23 +1,16 @@
-"""Inputs that kernels are measured on, and the golden value and Baseline's error there, kept in files for the next."""
+"""Inputs that kernels are measured on, and the golden value and Baseline's error there."""
 
-import hashlib
-import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attention_check.measure.second_process import result
+from attention_check.measure.reference_store import references
 from fa_lib import kernels
-from fa_lib.execution.files import replacing
-from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.experiments import biased_rounding
 from fa_lib.kernels.inputs import DISTRIBUTIONS, draw
 from fa_lib.kernels.rule import baseline_for
@@ -31,8 +24,6 @@ ORDINARY = ("uniform", "normal")
 TROUBLE = (*(name for name in DISTRIBUTIONS if name not in ORDINARY), BIASED, WORST)
 OUTPUTS = 1024  # compared at least: the largest error of a few could be small by luck, Baseline's too
 ROWS = 512  # of O that are compared at most, spread evenly: with head_dim 64, of 32,768 outputs
-
-_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 @dataclass(frozen=True)
@@ -97,7 +88,7 @@ def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: in
     """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim), float64, of a name of `inputs.DISTRIBUTIONS`,
     or of BIASED or WORST, which have one head and as many queries as keys."""
     if distribution == WORST:
-        return result(worst_inputs, n, seed, head_dim)
+        return references().compute(worst_inputs, n, seed, head_dim)
     if distribution == BIASED:
         return biased_rounding.problem(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
     return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))
@@ -144,53 +135,3 @@ def bits(o: Tensor, fmt: Format) -> int:
     integers = (significands.abs() * 2.0**fmt.precision).round().long().flatten().numpy()
     any_set = int(np.bitwise_or.reduce(integers))
     return fmt.precision - ((any_set & -any_set).bit_length() - 1) if any_set else 0
-
-
-@contextmanager
-def cache_in(folder: str | Path) -> Iterator[None]:
-    """Where `cached` finds files, and leaves them; an empty folder keeps nothing."""
-    token = _FOLDER.set(Path(folder) if folder else None)
-    try:
-        yield
-    finally:
-        _FOLDER.reset(token)
-
-
-def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
-    """fn(about), with the same bits from a file if there is one, of the same code, versions and arguments; or from the
-    second process, if that has them.
-
-    Args:
-        fn: gives tensors by name. about: a dataclass of numbers and texts. (Neither names a stranger's kernel: what is
-            kept serves all of them.)
-    """
-    folder = _FOLDER.get()
-    if folder is None:
-        return result(fn, about)
-    path = folder / fn.__name__ / f"{digest([_code(fn, about.device), asdict(about)])[:24]}.npz"
-    found = _read(path)
-    if found is None:
-        found = result(fn, about)
-        archive = io.BytesIO()
-        arrays: dict[str, Any] = {name: x.cpu().numpy() for name, x in found.items()}
-        np.savez(archive, **arrays)
-        with replacing(path) as new:
-            new.write_bytes(hashlib.sha256(archive.getvalue()).digest() + archive.getvalue())
-    return found
-
-
-def _read(path):
-    """The tensors of a file; None where it is absent, cut short or damaged."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        return None
-    with np.load(io.BytesIO(content[32:]), allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-
-
-@lru_cache
-def _code(fn, device):
-    return code_version(fn, [dict(device=device)])

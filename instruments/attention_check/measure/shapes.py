@@ -8,10 +8,10 @@ import pandas as pd
 from attention_check.isolation.calls import KernelError, with_kernel_errors
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from attention_check.measure.draws import OF_SHAPES, drawn_again
-from attention_check.measure.reference_cache import cached
+from attention_check.measure.draws import OF_SHAPES, redraw_failures
+from attention_check.measure.reference_store import references
 from fa_lib.execution.sweep import expand
-from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED, Case, exact, rule_rows
 
 
@@ -36,12 +36,12 @@ def cases_of(grids: Sequence[dict], device: str, able: Capabilities) -> list[Cas
 
 
 def shapes_table(grids: Sequence[dict], over: Callable, again: Callable) -> pd.DataFrame:
-    """A table of `measure_shapes`, of over(grid) for each of `grids_of`. again: as `drawn_again` has it, of outputs."""
+    """A table of `measure_shapes`, of over(grid) for each of `grids_of`. again: as of `redraw_failures`, of outputs."""
     if not grids:
         return pd.DataFrame()
     rows = pd.concat([over(grid) for grid in grids], ignore_index=True)
     outputs, others = rows[rows.tensor == "o"], rows[rows.tensor != "o"]
-    return pd.concat([drawn_again(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
+    return pd.concat([redraw_failures(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
 
 
 def measure_shapes(
@@ -57,9 +57,8 @@ def measure_shapes(
     for gradients in (True, False) if able.gradients else (False,):
         case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
         try:
-            rows = rule_rows(fn, case, cached(exact, case))
-            of = dict(kernel=f"{kernel}" if isinstance(kernel, KernelRef) else kernel)
-            return [row | of | dict(outcome=Outcome.ANSWERED, problem="") for row in rows]
+            rows = rule_rows(fn, case, references().tensors(exact, case))
+            return [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
             last = error
     return [dict(tensor="o", ratio=math.nan, passed=None, outcome=last.outcome, problem=str(last))]

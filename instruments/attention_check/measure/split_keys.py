@@ -8,7 +8,8 @@ from torch import Tensor
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import kernel_fn
-from attention_check.measure.reference_cache import Inputs, cached, reference_values
+from attention_check.measure.reference_cache import Inputs, reference_values
+from attention_check.measure.reference_store import references
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP64, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -53,7 +54,8 @@ def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: b
         the share of the kernel's squared error that is left out when the emulation's error is taken off; 1 is all, and
         errors that have nothing to do with each other give less than 0.
     """
-    fmt, (q, k, v), reference = Format.of(inputs.fmt), inputs.tensors(), cached(reference_values, inputs)
+    fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
+    reference = references().tensors(reference_values, inputs)
     golden, baseline = reference["golden"], reference["baseline"][0].item()
     answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
     emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()

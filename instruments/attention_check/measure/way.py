@@ -34,6 +34,11 @@ class Way:
     head_dim: int
     able: Capabilities
 
+    @property
+    def formats(self) -> list[str]:
+        """The formats that it has at its head_dim."""
+        return formats(self.asked[self.asked.head_dim == self.head_dim])
+
 
 def way_of(
     kernel: KernelRef | str | Callable, device: str = "cpu", queries: int | None = None,

@@ -14,7 +14,7 @@ from attention_check.measure.reference_cache import BIASED, WORST
 from attention_check.plots.page_style import BLUE, DIM, READABLE, RUST, minor_2_and_5, panels_of
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
-from attention_check.report.sentences_kernel import NAMES, queries_in_words
+from attention_check.report.labels import NAMES, SUMS, queries_in_words
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
@@ -71,7 +71,7 @@ def _sums(ax, sums):
         for fmt, rows in worst[worst.what == sum_name].groupby("fmt", sort=False):
             ax.plot(
                 rows["keys"], rows.lost.clip(lower=0.05), marker=marker, ms=4, lw=1.2, fillstyle=fill,
-                color=READABLE[fmt][0], label=f"{sentences.SUMS[sum_name]}, {fmt}",
+                color=READABLE[fmt][0], label=f"{SUMS[sum_name]}, {fmt}",
             )  # fmt: skip
     all_lost = worst.groupby("keys")["all"].max()
     ax.plot(all_lost.index, all_lost, color=DIM, lw=1, ls=":", label="every tile lost")

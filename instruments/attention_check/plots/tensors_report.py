@@ -10,8 +10,9 @@ from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
 from attention_check.measure.captured import BETTER, CHANGES
 from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, minor_2_and_5, panels_of
-from attention_check.report import sentences, sentences_captured
+from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
+from attention_check.report.labels import named
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import INK, plain_ticks, styled
@@ -100,7 +101,7 @@ def _errors(ax, far, heads):
     styles = ((INK, "|"), (BLUE, "s"), (PURPLE, "D"), (RUST, "o"), (DIM, "^"), (BROWN, "v"))
     for (color, marker), name in zip(styles, dict.fromkeys(far.kernel)):
         rows = far[far.kernel == name].set_index("head").loc[heads]
-        label = sentences_captured.named(name)
+        label = named(name)
         style = dict(ms=11, mew=1.6, zorder=4) if marker == "|" else dict(ms=5)
         ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)

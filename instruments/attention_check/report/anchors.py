@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from attention_check.checks import CHECKS
 from attention_check.judge.findings import Judgement
 from attention_check.report.sentences import sentences_of
 
@@ -58,26 +59,19 @@ PICTURES = {
         "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
     ),
 }
-SOURCES = {  # what of a finding -> keys of pictures and of tables, the first first
-    "carry": ("sums",), "sum_error": ("sums",), "growth": ("growth", "lengths"), "error": ("growth", "lengths"),
-    "chance": ("growth", "lengths", "rule", "shapes"),
-    "problem": ("lengths", "inputs"), "outputs": ("rule", "shapes"), "gradients": ("rule", "shapes"),
-    "wrong_gradient": ("rule", "shapes"), "worst_input": ("sides", "inputs"), "outwards": ("sides", "inputs"),
-    "coverage": ("lengths",), "rounded_splits": ("splits",), "relation": ("relations",),
-    "relations": ("relations",), "repeats": ("repeats",), "noise": ("repeats",), "rounding_mode": ("rounding",),
-    "scale": ("lengths",), "coarse": ("lengths",),
-    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "convention", "takes", "top_left", "alignment",
-                     "causal_only", "causal_by_default", "unsupported", "raises", "less_than_format",
-                     "on_gpu"), ("asked",)),
+SOURCES = {  # findings of captured tensors and of models, and of what a kernel does -> keys of pictures and of tables
+    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "convention", "takes", "unsupported", "raises", "on_gpu"),
+                    ("asked",)), "coverage": ("lengths",),
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
     "finite_change": ("better",),
     **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
-    "captured_gradients": ("gradients",), **dict.fromkeys(("bound", "mistake"), ("bound", "heads")),
-    "cache": ("caches",), "layer_error": ("layers", "by_layer"),
+    "captured_gradients": ("gradients",), "cache": ("caches",), "layer_error": ("layers", "by_layer"),
     **dict.fromkeys(("sees_later", "own_hidden", "idle_mask", "later_unknown"), ("by_layer",)),
 }  # fmt: skip
+for _check in CHECKS.values():  # the first first
+    SOURCES |= {what: tuple(dict.fromkeys((*SOURCES.get(what, ()), *keys))) for what, keys in _check.finds.items()}
 
 
 def alternative_text(key: str, judgement: Judgement) -> str:

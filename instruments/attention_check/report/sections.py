@@ -1,37 +1,24 @@
 """The tables of a page: their headings, and how each is read."""
 
+from dataclasses import replace
+
 import pandas as pd
 
-from attention_check.measure.kv_cache import BEARS, CACHES
+from attention_check.checks import TABLES
+from attention_check.measure.captured import BEARS, CACHES
 from attention_check.measure.measurements import Measurements, TensorMeasurements
 from attention_check.report import tables
+from attention_check.report.labels import named
 from attention_check.report.page import Section
-from attention_check.report.sentences_captured import named
 
 
 def kernel_sections(kernel: str, found: Measurements) -> list[Section]:
-    """Of a kernel. Their keys are those of `anchors.SOURCES`."""
+    """Of a kernel: the tables of `checks.TABLES`."""
+    lengths = found.lengths[found.lengths.kernel == kernel] if len(found.lengths) else found.lengths
+    found = replace(found, lengths=lengths)
     return [
-        Section("asked", "What it can do", tables.by_call(found.asked)),
-        Section("conduct", "What it does beside its work", tables.by_conduct(found.conduct)),
-        Section("lengths", "How far it is from the golden value", tables.by_length(found.lengths, kernel),
-                "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
-                "the largest error and of the root mean square. The largest decides: at most 2."),
-        Section("splits", "Which emulation makes the same errors", tables.by_splits(found.splits),
-                "Parts of the keys computed exactly, their outputs rounded: the share of the squared error explained."),
-        Section("inputs", "Inputs that make trouble", tables.by_input(found.inputs),
-                "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
-                "95 % interval, beside Baseline's. They are reported, and not counted, unless an answer is at fault."),
-        Section("bound", "Its outputs beside their own bounds", tables.by_bound(found.bounds),
-                "The bound is derived for the inputs at hand (docs/reference/testing.md). The inputs on which it is "
-                "nearest."),
-        Section("shapes", "Shapes and masks", tables.by_shape(found.shapes),
-                "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
-                "which are reported, and counted only where they are wrong by more than 20 %."),
-        Section("relations", "Relations that every kernel should keep", tables.by_relation(found.relations),
-                "How far two answers are apart, and how far two right ones may be (docs/reference/checks.md)."),
-        Section("rounding", "How its casts round", tables.by_rounding(found.rounding)),
-        Section("repeats", "One call, again and again", tables.by_repeats(found.repeats)),
+        Section(table.key or name, table.heading, table.rows(getattr(found, name)), table.reads)
+        for name, table in TABLES.items() if table.heading
     ]  # fmt: skip
 
 

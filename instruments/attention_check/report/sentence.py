@@ -1,7 +1,7 @@
 """A finding in words: one short sentence, its number, its limit, and what explains it. Nothing reads them back."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 
 from attention_check.judge.findings import Finding, Severity
@@ -45,16 +45,6 @@ class Sentence:
         """Sentence, number and limit as one sentence."""
         limit = f", limit {self.limit}" if self.limit else ""
         return f"{self.text}{': ' if self.number else ''}{self.number}{limit}."
-
-
-def each(wording: Callable[[Finding, dict], Sentence]) -> Callable[[Iterable[Finding]], Iterator[Sentence]]:
-    """What a wording says of each finding of a kind, the gravest first."""
-
-    def say(findings) -> Iterator[Sentence]:
-        for f in sorted(findings, key=gravity):
-            yield replace(wording(f, f.where), severity=f.severity, what=f.what, beyond=beyond(f))
-
-    return say
 
 
 def gravity(finding: Finding) -> tuple[int, float]:

@@ -4,20 +4,9 @@ from collections.abc import Callable
 
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.measure.capability import NAMED_OPTIONS
-from attention_check.measure.relations import RELATIONS
-from attention_check.report import (
-    sentences_captured,
-    sentences_conduct,
-    sentences_contract,
-    sentences_gross_errors,
-    sentences_kernel,
-    sentences_relations,
-)
-from attention_check.report.capability_labels import label
+from attention_check.report.labels import KERNELS, SUMS, label, named
 from attention_check.report.sentence import Sentence, as_times, folded, gravity
-from attention_check.report.sentences_captured import KERNELS, named
-from attention_check.report.sentences_cause import subject
-from attention_check.report.sentences_kernel import CASTS, SUMS, noted
+from attention_check.report.wordings import WORDINGS
 from fa_lib.execution.untrusted import Untrusted
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
@@ -34,7 +23,7 @@ def headline(judgement: Judgement) -> Untrusted:
     if judgement.kind == "tensors" and judgement.subject in KERNELS:
         judged = named(judgement.subject).capitalize()
     found = cause(judgement)
-    why = f": {BECAUSE[found[0].what](found[0], found)}" if found else ""
+    why = f": {WORDINGS[found[0].what].cause(found)}" if found else ""
     text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
         text += " Its rows see later keys: it was not judged as a decoder."
@@ -45,14 +34,15 @@ def headline(judgement: Judgement) -> Untrusted:
 
 
 def cause(judgement: Judgement) -> list[Finding]:
-    """The findings that the headline gives as the cause of a failure: those of the first of BECAUSE, the gravest
-    first; empty where there are none. What fails comes before a rounding that is only reported, and has its error."""
+    """The findings that the headline gives as the cause of a failure, of one kind, the gravest first; empty where there
+    are none. What fails comes before a rounding that is only reported, and has its error; then WORDINGS' order."""
     if judgement.verdict != Verdict.FAILS:
         return []
     failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
     rounded = [f for f in judgement.findings if f.severity == Severity.REPORTED and f.what in ROUNDED_BY]
     reported = [f for f in rounded if f.where.get("same", True)]
-    found = [[f for f in findings if f.what == what] for findings in (failing, reported) for what in BECAUSE]
+    causes = [what for what, wording in WORDINGS.items() if wording.because]
+    found = [[f for f in findings if f.what == what] for findings in (failing, reported) for what in causes]
     return next(filter(None, found), [])
 
 
@@ -69,7 +59,11 @@ def title(judgement: Judgement) -> str:
     causes = cause(judgement)
     if judgement.kind == "kernel" and not any(f.what == "carry" for f in causes):
         carries = judgement.carries
-        sums = "not seen" if carries is None else _sums(carries) or "no"
+        sums = (
+            "not seen"
+            if carries is None
+            else " and ".join(name for key, name in SUMS.items() if key in carries) or "no"
+        )
         splits = any(f.what == "rounded_splits" for f in judgement.findings)
         also = "; it rounds partial results" if splits and not causes else ""
         return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
@@ -125,33 +119,4 @@ def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
     return {severity: group for severity, group in found.items() if group}
 
 
-def _asked_for(at):
-    return f"asked for {label(at['asked'], at['dim'])} it {noted(at['outcome'], at['note'], at['problem'])}"
-
-
-def _sums(names):
-    return " and ".join(says for name, says in SUMS.items() if name in names)
-
-
-BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findings -> the cause, by the gravest and all
-    "sees_later": lambda f, _: "its rows see later keys, which a causal model may not",
-    "mistake": lambda f, _: f"{subject(f.where)} has its very error",
-    "coarse": lambda f, _: f"for {f.where['fmt']} it computes in a coarser format ({f.number:.0f} significant bits)",
-    "scale": lambda f, _: f"its outputs are attention's times {f.number:.4g}",
-    "noise": lambda f, _: "its outputs differ from call to call",
-    "answer": lambda f, _: _asked_for(f.where),
-    "carry": lambda _, found: (
-        f"it carries its {_sums({f.where['sum'] for f in found})} in low precision from tile to tile"
-    ),
-    "rounded_splits": lambda f, _: f"it rounds partial results to {f.where['fmt']}",
-    "rounding_mode": lambda f, _: f"its casts of {CASTS[f.where['what']]} drop bits",
-    "bound": lambda f, _: f"{subject(f.where)} has its very error",
-    "relation": lambda f, _: (
-        "what should hold of every attention kernel does not: "
-        f'"{RELATIONS[f.where["relation"]].says.removesuffix(".")}"'
-    ),
-}
-ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: reported, and not counted
-OF = (sentences_kernel, sentences_contract, sentences_relations, sentences_captured, sentences_conduct,
-      sentences_gross_errors)  # fmt: skip
-WORDINGS = {what: words for module in OF for what, words in module.WORDINGS.items()}
+ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted

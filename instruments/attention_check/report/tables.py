@@ -9,15 +9,14 @@ import pandas as pd
 
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
-from attention_check.judge.relations import uncounted_breaks
+from attention_check.judge.tables import uncounted_breaks
 from attention_check.measure.captured import CHANGES, ROUNDED
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from attention_check.probe.probe import summary
-from attention_check.report.capability_labels import label
+from attention_check.report.labels import CASTS, MODES, NAMES, label, noted
 from attention_check.report.sentences_cause import subject
-from attention_check.report.sentences_kernel import CASTS, MODES, NAMES, noted
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
@@ -61,9 +60,9 @@ def by_call(asked: pd.DataFrame) -> pd.DataFrame:
     return table if asked.head_dim.nunique() > 1 else table.drop(columns="head_dim")
 
 
-def by_length(lengths: pd.DataFrame, kernel: str) -> pd.DataFrame:
+def by_length(lengths: pd.DataFrame, kernel: str = "") -> pd.DataFrame:
     """A table of `measure` over N: a line for each format, inputs, N and number of queries."""
-    own = lengths[lengths.kernel == kernel] if len(lengths) else lengths
+    own = lengths[lengths.kernel == kernel] if kernel and len(lengths) else lengths
     if not len(own):
         return own[[]]
     of = own.groupby([*OF_LENGTHS.call], sort=False)
@@ -201,7 +200,7 @@ def by_kernel(far: pd.DataFrame, named: Callable[[str], str]) -> pd.DataFrame:
 
 
 def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
-    """A table of `captured_gradients.gradients`: a line for each gradient."""
+    """A table of `captured.gradients`: a line for each gradient."""
     ran = found[found.outcome == Outcome.ANSWERED] if len(found) else found
     return pd.DataFrame([
         {"largest error / Baseline's": _number(row.times_max), "root mean square, of its own": f"{row.relative:.2g}",
@@ -210,7 +209,7 @@ def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_bound(close: pd.DataFrame) -> pd.DataFrame:
-    """A table of `closeness.closeness` or `bounds.bounds`: the largest error over its own bound, and rows beyond it."""
+    """A table of `closeness` or `closeness.bounds`: the largest error over its own bound, and rows beyond it."""
     return pd.DataFrame([
         {BROKE: row.times > 1, "largest error / its bound": _number(row.times), "rows beyond it": f"{row.rows:,}",
          "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else "",
@@ -220,7 +219,7 @@ def by_bound(close: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_cache(cached: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
-    """A table of `kv_cache.caches`: for each head how far a cache moves O, the head that suffers most in front.
+    """A table of `captured.caches`: for each head how far a cache moves O, the head that suffers most in front.
     labels: of caches."""
     if not len(cached):
         return cached

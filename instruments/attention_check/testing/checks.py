@@ -1,23 +1,15 @@
-"""Every check of a kernel by name: what it measures of a kernel, and which judge of the page judges that."""
+"""Every check of a kernel by name: a part of what the page measures, judged by the page's checks."""
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from attention_check import checks as page
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
-from attention_check.judge import errors
-from attention_check.judge.bound import of_bound
-from attention_check.judge.conduct import of_conduct
-from attention_check.judge.errors import over_shapes
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.judge.gross_errors import of_wrong
-from attention_check.judge.kernel import alignment, answers, of_casts, of_sums
-from attention_check.judge.relations import of_relations
-from attention_check.measure.bounds import bounds
+from attention_check.judge.tables import of_conduct
 from attention_check.measure.capability import (
     CAPABILITIES,
     CAUSAL_FEWER,
@@ -33,29 +25,23 @@ from attention_check.measure.capability import (
     Capabilities,
 )
 from attention_check.measure.carry import SUMS
-from attention_check.measure.contract import OTHER_LAYOUT, formats
-from attention_check.measure.determinism import repeats
-from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, drawn_again
-from attention_check.measure.examine import measure
+from attention_check.measure.checked_kernel import CheckedKernel
+from attention_check.measure.contract import OTHER_LAYOUT
 from attention_check.measure.measurements import Measurements
-from attention_check.measure.plan import QUICK
-from attention_check.measure.reference_cache import ORDINARY, TROUBLE
-from attention_check.measure.relations import RELATIONS, relate
+from attention_check.measure.plan import QUICK, CheckPlan
+from attention_check.measure.reference_cache import ORDINARY
+from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import NOT_ASKED
-from attention_check.measure.rounding_mode import rounding_mode
-from attention_check.measure.shapes import measure_shapes
 from attention_check.measure.way import way_of
-from attention_check.report.capability_labels import label
+from attention_check.report.labels import label, noted
 from attention_check.report.sentences import sentences_of
-from attention_check.report.sentences_kernel import noted
-from attention_check.testing.checked import CheckedKernel, MeasuredAndJudged, Result
 from fa_lib import kernels
-from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.rule import ALLOWED
 
-N = 512  # keys that errors are measured at
-RUNS = 3  # of a call, for noise
+PLAN = CheckPlan(
+    lengths=(128, 512), seeds=1, shapes=(), head_dims=(), troubled_n=128, bias_seeds=1, runs=3, related_formats=1
+)
+QUERIES = 16  # of a call that shows carries
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
 UNSEEN = ("carry", "problem")  # findings that say, where they do not count, why nothing was seen
 ANSWERS = (  # (asked, dim) of `contract`
@@ -69,20 +55,82 @@ ANSWERS = (  # (asked, dim) of `contract`
 )
 
 
-def result_of(check: str, kernel: str | Callable) -> Result:
+@dataclass(frozen=True)
+class Result:
+    """The result of one check.
+
+    Attributes:
+        passed: None where that was not decided. why: what was found, or why the check did not run.
+        reported: the check ran, and what it found does not count: NaN, where many kernels give it.
+    """
+
+    passed: bool | None
+    why: str = ""
+    reported: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """A part of checks of the page.
+
+    Attributes:
+        of: keys of `checks.CHECKS`, which judge it.
+        plan: what is measured, made of PLAN. distributions: of `lengths`. gradients: whether they are asked for.
+        rows: which rows of the first table are judged. lacking: what the kernel lacks where there are none.
+        counts: whether a finding is this check's.
+    """
+
+    of: Sequence[str]
+    plan: Callable[[CheckPlan], CheckPlan] = lambda plan: plan
+    distributions: Sequence[str] = ORDINARY
+    gradients: bool = False
+    rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
+    lacking: str = "the kernel lacks what this is asked of"
+    counts: Callable[[Finding], bool] = lambda finding: True
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that are judged, of `checks.TABLES`."""
+        return [*dict.fromkeys(name for key in self.of for name in page.CHECKS[key].tables)]
+
+    def measure(self, checked: CheckedKernel) -> Measurements | Result:
+        """Measure the tables; a Result where the kernel lacks what they are of."""
+        way, plan = checked.way, self.plan(PLAN)
+        able = way.able if self.gradients else Capabilities(gradients=False, causal=way.able.causal)
+        narrow = replace(checked, way=replace(way, able=able), plan=plan, distributions=self.distributions)
+        found = Measurements(asked=way.asked, kernel="the kernel")
+        for name in self.tables:
+            if measure := page.TABLES[name].measure:
+                key = (name, able, plan, self.distributions)
+                if key not in checked.kept:
+                    checked.kept[key] = measure(narrow, found)
+                found = replace(found, **{name: checked.kept[key]})
+        first = getattr(found, self.tables[0])
+        rows = self.rows(first) if len(first) else first
+        if len(rows) and not ("outcome" in rows and rows.outcome.isin((*UNSUPPORTED, NOT_ASKED)).all()):
+            return replace(found, **{self.tables[0]: rows})
+        problems = [problem for problem in rows.problem if problem] if len(rows) else []
+        return Result(None, f"the kernel {problems[0]}" if problems else self.lacking)
+
+    def judge(self, found: Measurements) -> list[Finding]:
+        """Judge the tables, as the page does."""
+        return [finding for key in self.of for finding in page.CHECKS[key].judge(found) if self.counts(finding)]
+
+
+def result_of(check: str, kernel: KernelRef | str | Callable) -> Result:
     """Run a check on a kernel.
 
     Args:
-        check: a key of CHECKS. kernel: a function f(q, k, v, causal=..., scale=...), or a name for `kernels.get`.
+        check: a key of CHECKS. kernel: a function f(q, k, v, causal=..., scale=...), a KernelRef, or the text of one.
 
     Raises:
         ValueError: there is no such kernel.
         KeyError: there is no such check.
     """
-    judged = judged_kernel(kernel)
-    if isinstance(judged, Result):
-        return judged
-    found = CHECKS[check].measure(judged)
+    checked = judged_kernel(kernel)
+    if isinstance(checked, Result):
+        return checked
+    found = CHECKS[check].measure(checked)
     return found if isinstance(found, Result) else result(CHECKS[check].judge(found))
 
 
@@ -119,126 +167,20 @@ def judged_kernel(kernel: KernelRef | str | Callable) -> CheckedKernel | Result:
 
 def _judge(kernel) -> CheckedKernel | Result:
     way = way_of(kernel, follow=[OTHER_LAYOUT])
-    table = way.asked
-    answered = formats(table[table.head_dim == way.head_dim])
     for fmt in JUDGED:
-        if fmt in answered:
-            return CheckedKernel(way.kernel, fmt, way.head_dim, way.able, table)
-    bad = table[table.outcome != Outcome.ANSWERED].iloc[0]
+        if fmt in way.formats:
+            checked = CheckedKernel.of(way, PLAN)
+            return replace(checked, judged=(fmt,), queries=(), sum_queries=(QUERIES,), cast_formats=(fmt,))
+    bad = way.asked[way.asked.outcome != Outcome.ANSWERED].iloc[0]
     what = noted(bad.outcome, bad.note, bad.problem)
     said = f"{', '.join(JUDGED)}: the kernel answers in none of them; in {label(bad.asked, bad.dim)} it {what}"
-    return Result(None if answered else False, said)  # in FP64 alone: there is nothing to judge it by
+    return Result(None if way.formats else False, said)  # in FP64 alone: there is nothing to judge it by
 
 
-def _measured(**tables: pd.DataFrame) -> Measurements | Result:
-    """Tables of calls, or that the kernel refused all of them."""
-    outcomes = pd.concat([each[["outcome", "problem"]] for each in tables.values()])
-    if outcomes.outcome.isin(UNSUPPORTED).all():
-        return Result(None, f"the kernel {outcomes.problem.iloc[0]}")
-    return Measurements(**tables)
-
-
-def _answer(judged: CheckedKernel, asked: str, dim: int) -> Measurements | Result:
-    """A call: an option, a length, a head_dim, gradients; at another head_dim, too, if it was at fault there."""
-    rows = judged.asked[(judged.asked.asked == asked) & (judged.asked.dim == dim)]
-    if not len(rows):
-        return Result(None, "the kernel lacks what this is asked of")
-    return _measured(asked=rows)
-
-
-def _shapes(judged: CheckedKernel, shape: str, able: Capabilities, seeds: Iterable[int] = (0,)) -> pd.DataFrame:
-    at: dict[str, Any] = dict(shape=shape, head_dim=judged.head_dim, fmt=judged.fmt)
-    call = partial(measure_shapes, distribution="normal", kernel=judged.kernel, able=able)
-    return pd.DataFrame([row | at | dict(seed=seed) for seed in seeds for row in call(seed=seed, **at)])
-
-
-def _gradients(judged: CheckedKernel, shape: str) -> Measurements | Result:
-    """Gradients at a shape."""
-    if not judged.able.gradients:
-        return Result(None, "the kernel has no gradients")
-    rows = _shapes(judged, shape, judged.able)
-    rows = rows[(rows.tensor != "o") | (rows.outcome != Outcome.ANSWERED)]
-    return _measured(shapes=rows) if len(rows) else Result(None, "the kernel has no gradients of this")
-
-
-def _rule(judged: CheckedKernel, shape: str) -> Measurements | Result:
-    """Outputs at a shape of `rule.CALLS`, drawn again where one breaks the rule."""
-    able = judged.without_gradients()
-    return _measured(shapes=drawn_again(
-        _shapes(judged, shape, able), OF_SHAPES, ALLOWED["o"], lambda _, seeds: _shapes(judged, shape, able, seeds)
-    ))  # fmt: skip
-
-
-def _lengths(judged: CheckedKernel, distribution: str, n: int, seeds: Iterable[int] = (0,)) -> pd.DataFrame:
-    at = dict(fmt=judged.fmt, distribution=distribution, n=n)
-    return pd.DataFrame([
-        row | at | dict(seed=seed)
-        for seed in seeds for row in measure([judged.kernel], judged.inputs(distribution, n, seed))
-    ])  # fmt: skip
-
-
-def _error(judged: CheckedKernel, distribution: str) -> Measurements | Result:
-    """Outputs of N keys, drawn again where one breaks the rule."""
-    return _measured(lengths=drawn_again(
-        _lengths(judged, distribution, N), OF_LENGTHS, ALLOWED["o"],
-        lambda _, seeds: _lengths(judged, distribution, N, seeds),
-    ))  # fmt: skip
-
-
-def _gross_errors(judged: CheckedKernel) -> Measurements | Result:
-    """What shows a factor, other outputs on each call, or a coarser format."""
-    lengths = pd.concat([_lengths(judged, each, n) for each in ORDINARY for n in (N // 4, N)], ignore_index=True)
-    again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=judged.without_gradients())
-    found = _measured(lengths=lengths)
-    return found if isinstance(found, Result) else replace(found, repeats=pd.DataFrame([again]))
-
-
-def _trouble(judged: CheckedKernel) -> Measurements | Result:
-    """Inputs that make trouble."""
-    names = [each for each in TROUBLE if each != UNEVEN or not judged.able.top_left]
-    return _measured(inputs=pd.concat([_lengths(judged, each, N // 4) for each in names], ignore_index=True))
-
-
-def _carry(judged: CheckedKernel) -> Measurements | Result:
-    """Sums that only a carry of more bits than the format has can hold; where they are lost, what else could do it."""
-    if all(each.severity != Severity.FAILS for each in of_sums(judged.sums, ())):
-        return Measurements(sums=judged.sums)
-    found = _gross_errors(judged)
-    return Measurements(sums=judged.sums) if isinstance(found, Result) else replace(found, sums=judged.sums)
-
-
-def _casts(judged: CheckedKernel, what: str) -> Measurements | Result:
-    """How a cast rounds, and sums, which round the output if they are carried in its format."""
-    if judged.fmt == "FP32":
-        return Result(None, "the kernel has neither BF16 nor FP16")
-    rows = pd.DataFrame(rounding_mode(judged.kernel, judged.fmt, judged.head_dim, judged.able.causal))
-    rows = rows[(rows.what == what) & (rows["mode"] != "not_seen")]
-    if not len(rows):
-        return Result(None, "the kernel shows no such cast")
-    return Measurements(rounding=rows, sums=judged.sums)
-
-
-def _relation(judged: CheckedKernel, key: str) -> Measurements | Result:
-    """A relation that no kernel may break."""
-    rows = relate(judged.kernel, key, judged.fmt, judged.head_dim, able=judged.able)
-    if all(row["outcome"] == NOT_ASKED for row in rows):
-        problems = [row["problem"] for row in rows if row["problem"]]
-        return Result(None, f"the kernel {problems[0]}" if problems else "the kernel has no such option")
-    return Measurements(relations=pd.DataFrame(rows).assign(key=key, fmt=judged.fmt))
-
-
-def _bounds(judged: CheckedKernel) -> Measurements | Result:
-    """Outputs beside their bounds, on every distribution of inputs."""
-    rows = bounds(judged.kernel, judged.fmt, N, 0, judged.head_dim, able=judged.able)
-    return Measurements(bounds=pd.DataFrame(rows)) if rows else Result(None, "the kernel gives nothing that is finite")
-
-
-def _alignments(judged: CheckedKernel) -> Measurements | Result:
-    """Causal calls of one query and of several."""
-    right = judged.asked[judged.asked.outcome == Outcome.ANSWERED]
-    if not {CAUSAL_FEWER, CAUSAL_ONE} <= {*right.asked}:
-        return Result(None, "the kernel lacks what this is asked of")
-    return Measurements(asked=right)
+def _both_alignments(asked: pd.DataFrame) -> pd.DataFrame:
+    """The answered rows of a table of `contract`; none unless causal calls of one query and of several are there."""
+    right = asked[asked.outcome == Outcome.ANSWERED]
+    return right if {CAUSAL_FEWER, CAUSAL_ONE} <= {*right.asked} else right[:0]
 
 
 def conduct_of(conduct: pd.DataFrame) -> Result:
@@ -260,40 +202,47 @@ def _name(kind: str, subject: str) -> str:
     return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', subject.lower())}"
 
 
-def _carries(found: Measurements, what: str) -> list[Finding]:
-    wrong = [*of_wrong(found.lengths, found.repeats)]
-    return [each for each in of_sums(found.sums, wrong) if each.where.get("sum", what) == what]
-
-
-def _errors(found: Measurements) -> list[Finding]:
-    return [*errors.largest(found.lengths), *errors.problems(found.lengths)]
-
-
-CHECKS: dict[str, MeasuredAndJudged] = {
-    **{f"error_{name}": MeasuredAndJudged(partial(_error, distribution=name), _errors) for name in ORDINARY},
+CHECKS: dict[str, Check] = {
+    **{f"error_{name}": Check(("error", "problem"), distributions=(name,)) for name in ORDINARY},
     **{
-        _name(kind, shape): MeasuredAndJudged(partial(measure_at, shape=shape), lambda found: over_shapes(found.shapes))
-        for kind, measure_at in (("rule", _rule), ("gradients", _gradients)) for shape in QUICK.shapes
+        _name("rule", shape): Check(("rule",), lambda plan, shape=shape: replace(plan, shapes=(shape,)))
+        for shape in QUICK.shapes
     },
-    "gross_errors": MeasuredAndJudged(_gross_errors, lambda found: of_wrong(found.lengths, found.repeats)),
-    "trouble": MeasuredAndJudged(_trouble, lambda found: errors.problems(found.inputs)),
-    **{f"carry_{what}": MeasuredAndJudged(_carry, partial(_carries, what=what)) for what in SUMS},
     **{
-        f"rounding_{what}": MeasuredAndJudged(
-            partial(_casts, what=what), lambda found: of_casts(found.rounding, found.sums)
+        _name("gradients", shape): Check(
+            ("rule",), lambda plan, shape=shape: replace(plan, shapes=(shape,)), gradients=True,
+            rows=lambda table: table[(table.tensor != "o") | (table.outcome != Outcome.ANSWERED)],
+            lacking="the kernel has no gradients of this",
+        ) for shape in QUICK.shapes
+    },
+    "gross_errors": Check(("gross_errors",)),
+    "trouble": Check(("trouble",)),
+    **{
+        f"carry_{what}": Check(
+            ("carry",), counts=lambda finding, what=what: finding.where.get("sum", what) == what
+        ) for what in SUMS
+    },
+    **{
+        f"rounding_{what}": Check(
+            ("rounding",), lacking="the kernel shows no such cast",
+            rows=lambda table, what=what: table[(table.what == what) & (table["mode"] != "not_seen")],
         ) for what in ("probs", "output")
     },
     **{
-        "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): MeasuredAndJudged(
-            partial(_answer, asked=asked, dim=dim), lambda found: answers(found.asked)
+        "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): Check(
+            ("answer",),
+            rows=lambda table, asked=asked, dim=dim: table[(table.asked == asked) & (table.dim == dim)],
         ) for asked, dim in ANSWERS
     },
     **{
-        key: MeasuredAndJudged(
-            partial(_relation, key=key),
-            lambda found: [each for each in of_relations(found.relations) if each.what == "relation"],
+        key: Check(
+            ("relations",), lambda plan, key=key: replace(plan, relations=(key,)), gradients=True,
+            lacking="the kernel has no such option", counts=lambda finding: finding.what == "relation",
         ) for key in RELATIONS
     },
-    "bound": MeasuredAndJudged(_bounds, lambda found: of_bound(found.bounds, "the kernel")),
-    "alignment": MeasuredAndJudged(_alignments, lambda found: alignment(found.asked)),
+    "bound": Check(
+        ("bound",), lambda plan: replace(plan, troubled_n=max(plan.lengths)), gradients=True,
+        lacking="the kernel gives nothing that is finite",
+    ),
+    "alignment": Check(("alignment",), rows=_both_alignments),
 }  # fmt: skip

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from attention_check.isolation.isolated_kernel import LIMIT_S, IsolatedKernel, conduct, isolated, wait
-from attention_check.testing.checked import Result
-from attention_check.testing.checks import CHECKS, conduct_of, result_of
+from attention_check.testing.checks import CHECKS, Result, conduct_of, result_of
 from fa_lib.execution.untrusted import Untrusted
 from fa_lib.kernels.kernel_ref import KernelRef
 

@@ -1,0 +1,208 @@
+"""Every table of `Measurements`, measured of a kernel: it is called, never read; whatever it does becomes a row."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.worker import Outcome
+from attention_check.measure.capability import kernel_fn
+from attention_check.measure.carry import carried, carry
+from attention_check.measure.checked_kernel import CheckedKernel
+from attention_check.measure.closeness import bounded_inputs, bounds, tolerance_of
+from attention_check.measure.determinism import repeats
+from attention_check.measure.draws import OF_LENGTHS, redraw_failures, worst_draws
+from attention_check.measure.measurements import Measurements
+from attention_check.measure.reference_cache import (
+    ORDINARY,
+    ROWS,
+    TROUBLE,
+    WORST,
+    Inputs,
+    bias_away_from_zero,
+    bits,
+    fitted,
+    reference_values,
+)
+from attention_check.measure.reference_store import references
+from attention_check.measure.relations import relate
+from attention_check.measure.rounding_mode import rounding_mode
+from attention_check.measure.shapes import cases_of, grids_of, measure_shapes, shapes_table
+from attention_check.measure.split_keys import SPLITS, rounded_splits
+from fa_lib.execution.sweep import sweep
+from fa_lib.kernels.inputs import UNEVEN
+from fa_lib.kernels.kernel_ref import KernelRef, in_table
+from fa_lib.kernels.rule import ALLOWED, CALLS, exact
+from fa_lib.numerics.formats import Format
+from fa_lib.numerics.metrics import deviation, over_baseline
+from fa_lib.theory.worst_inputs import worst_inputs
+
+# of `measure`
+NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
+
+
+def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Measure errors over N, formats, numbers of queries and seeds: rows of `measure`; those of `beside`, too."""
+    inputs, order = checked.over_lengths()
+    table = checked.sweep(measure, dict(inputs=[inputs[i] for i in order]), names=[checked.kernel])
+    table = redraw_failures(
+        table.set_axis(order).sort_index().reset_index(drop=True), OF_LENGTHS, ALLOWED["o"],
+        lambda call, seeds: checked.sweep(
+            measure, dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]), names=[checked.kernel]
+        ),
+    )  # fmt: skip
+    emulated = _emulated(checked)
+    if emulated:
+        more = sweep(measure_emulated, dict(inputs=emulated), fixed=dict(names=checked.beside), cache=checked.cache)
+        table = pd.concat([table, more], ignore_index=True)
+    return table
+
+
+def sums(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Measure what it carries from tile to tile: rows of `carry`."""
+    grid = dict(
+        fmt=[fmt for fmt in checked.judged if fmt != "FP32"] or ["BF16"],
+        queries=[count for count in checked.sum_queries if count <= checked.plan.square],
+    )
+    return checked.sweep(carry, checked.call | grid, causal=checked.able.causal)
+
+
+def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Measure errors over shapes and masks: rows of `measure_shapes`."""
+
+    def rows(grid, able=checked.able):
+        call = dict(distribution="normal", kernel=checked.kernel, device=checked.device)
+        return checked.sweep(measure_shapes, call | grid, able=able)
+
+    def redrawn(call, seeds):
+        grid = {name: call[name] for name in ("shape", "fmt")} | dict(head_dim=int(call.head_dim), seed=[*seeds])
+        return rows(grid, replace(checked.able, gradients=False))
+
+    return shapes_table(_grids(checked), rows, redrawn)
+
+
+def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Measure errors on inputs that make trouble: rows of `measure`."""
+    return checked.sweep(measure, dict(inputs=_troubled(checked)), names=[checked.kernel])
+
+
+def within_bounds(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Compare outputs with their own bounds: rows of `bounds`."""
+    grid = dict(judged=[*checked.judged], n=checked.plan.troubled_n, seed=checked.plan.first_seed)
+    return checked.sweep(bounds, checked.call | grid, able=checked.able)
+
+
+def splits(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Emulate rounded splits where the kernel is at its worst, if that needs a cause: rows of `rounded_splits`."""
+    own = found.lengths[(found.lengths.kernel == in_table(checked.kernel)) & (found.lengths.fmt != "FP32")]
+    calls = worst_draws(own, OF_LENGTHS, ALLOWED["o"])
+    clean = all(one["low"] is not True for one in carried(found.sums))
+    if not clean or not len(calls) or not (calls.times_max > ALLOWED["o"]).any():
+        return pd.DataFrame()
+    grid = dict(splits=[*SPLITS], low_merge=[False, True], kernel=checked.kernel)
+    return checked.sweep(rounded_splits, grid, inputs=_inputs(calls.loc[calls.times_max.idxmax()]))
+
+
+def same_call(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Make one call again and again: rows of `repeats`."""
+    return checked.sweep(repeats, checked.call | dict(fmt=checked.judged[0], runs=checked.plan.runs), able=checked.able)
+
+
+def relations(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Ask for what every kernel keeps: rows of `relate`."""
+    plan = checked.plan
+    if not plan.relations:
+        return pd.DataFrame()
+    of = dict(key=[*plan.relations], fmt=[*checked.judged[: plan.related_formats]])
+    grid = of | dict(seed=plan.first_seed, n=plan.related_n)
+    return checked.sweep(relate, checked.call | grid, able=checked.able)
+
+
+def casts(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """See how its casts round: rows of `rounding_mode`."""
+    grid = checked.call | dict(fmt=[*checked.cast_formats])
+    return checked.sweep(rounding_mode, grid, causal=checked.able.causal)
+
+
+def _emulated(checked):
+    """Inputs of the kernels that stand beside it: fewer, as no row of theirs knows of another."""
+    seeds = min(2, checked.plan.seeds)
+    lengths = checked.plan.lengths if checked.beside else ()
+    return [each for n in lengths for each in checked.inputs_for(ORDINARY, n, [min(n, ROWS)], seeds)]
+
+
+def _grids(checked):
+    """Of `over_shapes`: the shapes that the kernel has."""
+    plan, causal = checked.plan, checked.able.causal
+    shapes = [shape for shape in plan.shapes if CALLS[shape].options.get("causal") or not causal]
+    return grids_of(shapes, sorted({checked.way.head_dim, *plan.head_dims}), checked.judged, plan.first_seed)
+
+
+def _troubled(checked):
+    """Inputs of `on_trouble`."""
+    names = [name for name in TROUBLE if name != UNEVEN or not checked.top_left]
+    return checked.inputs_for(names, checked.plan.troubled_n, [None], checked.plan.bias_seeds)
+
+
+def tasks(checked: CheckedKernel) -> list[tuple]:
+    """List what an examination will get of `references`, each once, in that order."""
+    inputs, order = checked.over_lengths()
+    listed: list[tuple] = [
+        *((reference_values, inputs[i]) for i in order),
+        *((measure, checked.beside, each) for each in _emulated(checked)),
+        *((exact, case) for case in cases_of(_grids(checked), checked.device, checked.able)),
+    ]
+    for each in _troubled(checked):
+        if each.distribution == WORST:  # they are searched for, before anything is computed on them
+            listed.append((worst_inputs, each.n, each.seed, each.head_dim))
+        listed.append((reference_values, each))
+    plan = checked.plan
+    for fmt in checked.judged:
+        of_format = (fmt, plan.troubled_n, plan.first_seed, checked.way.head_dim, checked.device, checked.able)
+        listed += [(tolerance_of, each) for each in bounded_inputs(*of_format)]
+    return [*dict.fromkeys(listed)]
+
+
+def _inputs(row):
+    """Of a row of `measure`."""
+    numbers = {name: int(row[name]) for name in ("n", "seed", "head_dim")}
+    queries = int(row.queries) if row.queries < row.n else None
+    return Inputs(row.fmt, row.distribution, queries=queries, causal=bool(row.causal), device=row.device, **numbers)
+
+
+def measure_emulated(names: Sequence[str], inputs: Inputs) -> list[dict]:
+    """A cell: `measure` of emulated kernels, which the reference worker may have called."""
+    return references().compute(measure, tuple(names), inputs)
+
+
+def measure(names: Sequence[KernelRef | str | Callable], inputs: Inputs) -> list[dict]:
+    """A cell: the errors of kernels, and Baseline's, to the golden value from the same rounded inputs.
+
+    Returns:
+        rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
+        Baseline's on the same outputs), factor and by_factor (`reference_cache.fitted`), bits (`reference_cache.bits`),
+        outwards (`reference_cache.bias_away_from_zero`) and baseline_outwards (Baseline's own); outcome and problem
+        (of `call_kernel`), and finite: False where the output holds NaN or infinite values. Where there is a problem
+        the numbers are NaN.
+    """
+    fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
+    reference, rows = references().tensors(reference_values, inputs), []
+    golden, (base_max, base_rmse, base_bias) = reference["golden"], reference["baseline"].tolist()
+    for kernel in names:
+        answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
+        numbers = dict.fromkeys(NUMBERS, math.nan)
+        if answer.outcome == Outcome.ANSWERED:
+            o = answer.output[..., inputs.rows(), :].cpu()
+            d = deviation(o, golden, fmt)
+            times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
+            factor, by_factor = fitted(o, golden)
+            numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
+            numbers |= dict(
+                factor=factor, by_factor=by_factor, outwards=bias_away_from_zero(o, golden, fmt), bits=bits(o, fmt)
+            )
+        outcome = dict(baseline_outwards=base_bias, outcome=answer.outcome, problem=answer.problem)
+        outcome |= dict(finite=answer.finite)
+        rows.append(dict(queries=q.shape[-2], kernel=in_table(kernel)) | numbers | outcome)
+    return rows

@@ -1,0 +1,97 @@
+"""Names of what is measured, as tables, sentences and pictures show them."""
+
+from collections.abc import Iterable
+
+from attention_check.conventions.conventions import is_of_keys, of_keys
+from attention_check.isolation.worker import Outcome
+from attention_check.measure.capability import CAPABILITIES, GRADIENTS_AT, GRADIENTS_WITH, HEAD_DIM
+from attention_check.measure.captured import RAN, ROUNDED
+from fa_lib.kernels.kernel_ref import label_of
+
+LABELS = {
+    "length_203": "a length off the tiles, N = 203", "length_1500": "a length off large tiles, N = 1500",
+    "v_dim_128": "V of another head_dim, 192 and 128",
+    "v_dim_512": "V of another head_dim, 576 and 512, one key head",
+    "scale": "another scale", "fewer_queries": "fewer queries than keys",
+    "causal_fewer_queries": "causal, fewer queries than keys", "one_query_decoding": "one query, as in decoding",
+    "causal_one_query": "causal, one query", "gqa": "key heads shared, GQA 4 to 2", "boolean_mask": "a boolean mask",
+    "added_mask": "an added mask, ALiBi", "window": "a window of 64 and 32 keys",
+    "boolean_mask_first": "a boolean mask that hides 1,100 first keys",
+    "boolean_mask_batch": "another boolean mask for each sequence of a batch",
+    "added_mask_first": "a mask of -inf that hides 1,100 first keys",
+    "window_first": "a window that hides 1,170 first keys", "large_scores": "scores up to some 250",
+    "sinks_gradient": "gradient of the sinks", HEAD_DIM: "head_dim", GRADIENTS_AT: "gradients at head_dim",
+}  # fmt: skip
+SHORT = {"one_query_decoding": "one query"}  # beside something else
+_WITH = {asked: option for option, asked in GRADIENTS_WITH.items()}
+COMBINED = {each.key: each.needs for each in CAPABILITIES if each.combines}
+KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
+NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
+SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
+CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
+MODES = {  # of `rounding_mode`
+    "nearest_even": "round to nearest, ties to even",
+    "nearest_away": "round to nearest, ties away from zero",
+    "nearest": "round to nearest (its ties could not be seen)",
+    "truncates": "drop bits: its errors point towards zero, and add up from layer to layer",
+}
+NOTES = {  # of `contract`
+    "causal_only": "masks causally, and only so",
+    "top_left": "is aligned top-left, as torch's is_causal",
+    "other": "answers with something else than attention's output",
+    "layout_all_bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
+    "bhsd": "reads (batch, heads, sequence, head_dim), by the look of its answer: leave out --layout bshd",
+    "layout_o_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
+    "factor": "returns a multiple of attention's output, by the look of its answer",
+}
+
+
+def label(asked: str, *dims: int) -> str:
+    """Name what was asked for, a row of `contract`: "head_dim 40, 72", "causal, and softcap".
+
+    Args:
+        asked: of the row. dims: the head_dims, where it asks for one.
+    """
+    if asked in COMBINED:
+        first, second = COMBINED[asked]
+        return f"{label(first)}, and {SHORT.get(second) or label(second)}"
+    if asked in _WITH:
+        return f"gradients with {label(_WITH[asked])}"
+    numbers = ", ".join(map(str, sorted(filter(None, dims))))
+    return f"{LABELS.get(asked, asked)} {numbers}".rstrip()
+
+
+def labels(rows: Iterable[tuple[str, int]]) -> list[str]:
+    """Name several (asked, dim), all head_dims of one in one label, at the end."""
+    dims: dict[str, list[int]] = {}
+    for asked, dim in rows:
+        dims.setdefault(asked, []).append(dim)
+    return [label(asked, *sizes) for asked, sizes in sorted(dims.items(), key=lambda each: any(each[1]))]
+
+
+def named(kernel: str) -> str:
+    """Name a kernel, RAN or ROUNDED."""
+    return KERNELS.get(kernel) or label_of(kernel)
+
+
+def noted(outcome: str, note: str, problem: str) -> str:
+    """Say what a kernel did with a call; "" where it answered as it should."""
+    if note not in NOTES and is_of_keys(note):
+        return f"answers with {of_keys(note)}"
+    return NOTES.get(note, "" if outcome == Outcome.ANSWERED else problem)
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Join texts: "a, b and c"."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def plural(count: int, one: str, more: str = "s") -> str:
+    """The ending of a noun: `one` for one thing, else `more`."""
+    return one if count == 1 else more
+
+
+def queries_in_words(queries: int | None) -> str:
+    """Name a number of queries at a time; None: as many as keys."""
+    return "as many queries as keys" if queries is None else f"{queries} quer{plural(queries, 'y', 'ies')}"

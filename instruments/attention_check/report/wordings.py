@@ -1,0 +1,608 @@
+"""Every finding in words: one table, by its key."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attention_check.conventions.conventions import of_keys
+from attention_check.judge.findings import Finding, Severity
+from attention_check.measure.capability import FIRST
+from attention_check.measure.captured import CACHES, CHANGES
+from attention_check.measure.contract import BY_DEFAULT
+from attention_check.measure.plan import FEW
+from attention_check.measure.relations import RELATIONS
+from attention_check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
+from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
+from attention_check.report.labels import (
+    CASTS,
+    KERNELS,
+    MODES,
+    NAMES,
+    SUMS,
+    label,
+    labels,
+    listed,
+    named,
+    noted,
+    plural,
+    queries_in_words,
+)
+from attention_check.report.sentence import Sentence, as_times, beyond, gravity, times
+from attention_check.report.sentences_cause import has_this_error, subject
+from fa_lib.numerics.formats import BF16, E4M3, FP16, Format
+
+ONE_TILE = 0.1  # of what a sum kept from tile to tile loses: 64 of 1,024 terms, which a tile holds, are less
+UNSEEN = {  # findings that hide a carry
+    "scale": "its outputs are off by a factor, which has to go first",
+    "noise": "its outputs differ from call to call, which has to end first",
+    "coarse": "its outputs are numbers of a coarser format",
+}
+RULE = dict(number="{times}", limit="{times_limit}")  # of an error over Baseline's
+
+
+class _Values(dict):
+    """The values of a Finding that templates name: its number and limit, what `where` holds, and VALUES."""
+
+    def __init__(self, finding: Finding):
+        super().__init__(finding.where, number=finding.number, limit=finding.limit)
+        self.finding = finding
+
+    def __missing__(self, name: str) -> str:
+        return VALUES[name](self.finding, self.finding.where)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What is said of each finding of a kind, the gravest first.
+
+    Attributes:
+        text, number, limit, more, change: templates of a Sentence's; they name `_Values`.
+        because: a template of the cause in a headline; "" where it is none.
+        sentence: what says it instead, where it takes more than templates.
+    """
+
+    text: str = ""
+    number: str = ""
+    limit: str = ""
+    more: str = ""
+    change: str = ""
+    because: str = ""
+    sentence: Callable[[Finding, dict], Sentence] | None = None
+
+    def __call__(self, findings: Iterable[Finding]) -> Iterator[Sentence]:
+        for f in sorted(findings, key=gravity):
+            one = self.sentence(f, f.where) if self.sentence else self._filled(f)
+            yield replace(one, severity=f.severity, what=f.what, beyond=beyond(f))
+
+    def _filled(self, finding):
+        values = _Values(finding)
+        parts = (self.text, self.number, self.limit, self.more, self.change)
+        return Sentence(*(part.format_map(values) for part in parts))
+
+    def cause(self, findings: Sequence[Finding]) -> str:
+        """Fill the template `because` by the first of findings of a kind; `sums` are those of all."""
+        values, sums = _Values(findings[0]), {f.where.get("sum") for f in findings}
+        values["sums"] = " and ".join(name for key, name in SUMS.items() if key in sums)
+        return self.because.format_map(values)
+
+
+@dataclass(frozen=True)
+class _OfAll(Wording):
+    """What is said of all findings of a kind together."""
+
+    sentences: Callable[[list[Finding]], Iterator[Sentence]] = lambda findings: iter(())
+
+    def __call__(self, findings: Iterable[Finding]) -> Iterator[Sentence]:
+        return self.sentences([*findings])
+
+
+def _setting(f: Finding, at: dict) -> str:
+    if "shape" in at:
+        return f"shape {at['shape']}, head_dim {at['head_dim']}, {at['fmt']}"
+    return f"{at['distribution']} inputs, {at['fmt']}, N = {at['n']}{_few(at)}"
+
+
+def _few(at):
+    """The number of queries where they are fewer than keys."""
+    return "" if at.get("queries") is None else f", {queries_in_words(at['queries'])}"
+
+
+def _answered(f: Finding, at: dict, where: str = "") -> str:
+    """ "asked for head_dim 40 it raises ..." """
+    return f"asked for {label(at['asked'], at['dim'])}{where} it {noted(at['outcome'], at['note'], at['problem'])}"
+
+
+def _calls(f: Finding, at: dict) -> str:
+    if at["on_import"] and at["times"] == 1:
+        return "when it was imported"
+    return f"in {at['times']} call{plural(at['times'], '')} (the first: {at['at']})"
+
+
+def _narrower(f: Finding, at: dict) -> str:
+    fmt = Format.of(at["fmt"])
+    return " and ".join(f"{each} ({each.precision})" for each in (E4M3, BF16, FP16) if each.precision < fmt.precision)
+
+
+def _side(alignment: str) -> str:
+    return "top-left" if alignment == "top_left" else "bottom-right"
+
+
+def _breaks(f: Finding, at: dict) -> str:
+    return "breaks" if f.severity == Severity.FAILS else "is within"
+
+
+VALUES: dict[str, Callable[[Finding, dict], Any]] = {
+    "answered": _answered,
+    "apart": lambda f, at: "not finite in some" if f.number is None else f"{as_times(f.number)} ulp apart",
+    "bits": lambda f, at: Format.of(at["fmt"]).precision,
+    "breaks": _breaks,
+    "calls": _calls,
+    "cast": lambda f, at: CASTS[at["what"]],
+    "cause": lambda f, at: subject(at),
+    "crash": lambda f, at: ", ".join(filter(None, at["details"])) or "its process no longer answered",
+    "details_all": lambda f, at: listed(at["details"]),
+    "exit": lambda f, at: listed(detail or f"exit code {f.number:.0f}" for detail in at["details"]),
+    "first": lambda f, at: place(at),
+    "from_times": lambda f, at: as_times(at["from_number"]),
+    "head_list": lambda f, at: ", ".join(map(str, at["heads"])),
+    "heads_words": lambda f, at: _heads(at),
+    "into_all": lambda f, at: " and ".join(at["into"]),
+    "Kernel_name": lambda f, at: KERNELS.get(at["kernel"], "").capitalize() or named(at["kernel"]),
+    "kernel_name": lambda f, at: named(at["kernel"]),
+    "labels": lambda f, at: "; ".join(labels(zip(at["asked"], at["dims"]))),
+    "megabytes": lambda f, at: f.number / 1e6,
+    "merges": lambda f, at: "; merges them in it, too," if at["low_merge"] else "",
+    "mode_words": lambda f, at: MODES[at["mode"]],
+    "narrower": _narrower,
+    "of_model": lambda f, at: f" of {at['model']}" if at.get("model") else "",
+    "of_times": lambda f, at: as_times(f.number, f.limit),
+    "off": lambda f, at: off_by(f.number),
+    "on_inputs": lambda f, at: f" ({at['distribution']}, {at['judged']})" if "judged" in at else "",
+    "one_side": lambda f, at: _side(at["one"]),
+    "parts": lambda f, at: "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys",
+    "queries_words": lambda f, at: queries_in_words(at["queries"]),
+    "rule": lambda f, at: "" if f.severity == Severity.REPORTED else f" {_breaks(f, at)} the rule",
+    "says": lambda f, at: RELATIONS[at["relation"]].says.removesuffix("."),
+    "second_times": lambda f, at: as_times(at["second"]),
+    "setting": _setting,
+    "several_side": lambda f, at: _side(at["several"]),
+    "sum_name": lambda f, at: SUMS[at["sum"]],
+    "tensor_name": lambda f, at: NAMES[at["tensor"]],
+    "the_change": lambda f, at: CHANGES[at["change"]],
+    "the_mask": lambda f, at: "" if f.severity == Severity.REPORTED else "pass the mask",
+    "the_problem": lambda f, at: at["problem"].rstrip(".:"),
+    "times": lambda f, at: times(f)[0],
+    "times_limit": lambda f, at: times(f)[1],
+    "to_nearest": lambda f, at: "round to nearest even" if f.severity == Severity.FAILS else "",
+}
+
+
+def off_by(relative: float | None) -> str:
+    """Write a distance over a root mean square: "25% off", "off by 4.4e8 times its size"."""
+    if relative is None:
+        return "not finite"
+    return f"{relative:.0%} off" if relative < 10 else f"off by {as_times(relative)} times its size"
+
+
+def _answer(f, at):
+    text = _answered(f, at, "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}")
+    return Sentence(f"A{text[1:]}")
+
+
+def _bound(f, at):
+    inputs = f" on {at['distribution']} inputs in {at['judged']}" if "judged" in at else ""
+    kernel = named(at["kernel"])
+    if f.severity == Severity.PASSES:
+        text = f"Every output of {kernel} is within its own bound, which is derived for these inputs"
+        text += f"; it is nearest{inputs}" if inputs else ""
+        return Sentence(text, f"{as_times(f.number)} of it", "1")
+    rows = f"{at['rows']:,} of {at['of']:,} rows{f', furthest{inputs}' if inputs else ''}"
+    text = f"Outputs of {kernel} are beyond their own bound in {rows}; {has_this_error(at)}"
+    more = "The bound is that of a kernel which rounds P and the output to the inputs' format, and all else to FP32."
+    return Sentence(text, f"{as_times(f.number, f.limit)} of it", "1", more)
+
+
+def _carry(findings):
+    low = [f for f in findings if f.severity == Severity.FAILS]
+    unseen = [f for f in findings if f.severity == Severity.REPORTED]
+    if low:
+        yield replace(_carried(low), severity=Severity.FAILS, what="carry")
+    elif unseen:
+        where = unseen[0].where
+        why = f"it {where['problem']}" if where["problem"] else "it was not asked for"
+        if where.get("because"):
+            why = UNSEEN[where["because"]]
+        elif where.get("blind"):
+            why = "it does not return small terms alone, without a large one, right either"
+        yield Sentence(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
+    else:
+        most = max(findings, key=lambda f: f.number)
+        queries = listed(map(queries_in_words, most.where["queries"]))
+        yield Sentence(
+            "It carries no low precision from tile to tile", f"{most.number:.1f} ulp lost", f"{most.limit:g} ulp",
+            f"Sums of up to 4,096 terms, asked for {queries} at a time. A kernel that carries BF16 or FP16, in tiles "
+            "of up to 512 keys, loses 3 ulp to hundreds.", severity=Severity.PASSES, what="carry",
+        )  # fmt: skip
+
+
+def _carried(low):
+    """Of findings of sums that are carried in low precision."""
+    most = max(low, key=lambda f: math.inf if f.number is None else f.number)
+    sums = " and ".join(dict.fromkeys(SUMS[f.where["sum"]] for f in low))
+    formats = listed(dict.fromkeys(f.where["fmt"] for f in low))
+    more = [f"Of a sum of {most.where['terms']:,} terms, in {formats}; a kernel that carries FP32 loses half an ulp."]
+    tiles = {f.where["tile"]: f.where["fmt"] for f in low if f.where["tile"]}
+    if tiles:
+        sizes = [f"{tile} keys, if it carries {fmt}" for tile, fmt in sorted(tiles.items())]
+        sizes = f"{min(tiles)} keys" if len(tiles) == 1 else " or ".join(sizes)
+        more.append(f"All is lost in tiles of up to {sizes}: this is its tile.")
+    if len(most.where["queries"]) < most.where["queries_of"]:
+        more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
+    lost = "infinitely many" if most.number is None else f"{most.number:,.0f}"
+    text = f"It carries low precision from tile to tile, in its {sums}"
+    change = "hold the accumulator O and the row sum l in FP32 (docs/law/theory.md says how many bits are enough)"
+    if all(f.number is not None and f.number < ONE_TILE * f.where.get("all", 0) for f in low):
+        text = f"A part of a tile is summed in low precision, into its {sums}"
+        more[0] += f" A sum kept in {formats} from tile to tile would lose {most.where['all']:,.0f}."
+        change = "add up the matrix product P V of a tile in FP32"
+    return Sentence(text, f"{lost} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
+
+
+def _captured_gradients(f, at):
+    if "problem" in at:
+        fails = f.severity == Severity.FAILS
+        return Sentence(f"Its gradients {'cannot be had' if fails else 'were not judged'}: the kernel {at['problem']}")
+    if "without" in at:
+        names = ", ".join(NAMES[tensor] for tensor in at["without"])
+        return Sentence(
+            f"Baseline's own {names} is not finite for the dO that was captured: there is no error to hold it to"
+        )
+    name = NAMES[at["tensor"]]
+    if at.get("wrong"):
+        text = f"{name} is not attention's gradient for the dO that was captured"
+        return Sentence(text, off_by(f.number), f"{f.limit:.0%}")
+    rule = f"{'is within' if f.number <= f.limit else 'breaks'} the rule of three"
+    return Sentence(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
+
+
+def _cache(f, at):
+    count = len(at["heads"])
+    words = f"A KV cache in {CACHES[at['cache']]} moves O by more than {f.limit:.0%}"
+    heads = ", ".join(map(str, at["heads"]))
+    where = f"on {count} of {at['of']} heads (head {heads})" if heads else "on no head"
+    finite = f.number is not None and math.isfinite(f.number)
+    most = f"at most {f.number:.1%} of O" if finite else "O is not finite"
+    return Sentence(f"{words} {where}", most, more="Root mean square, Q and P not quantised.")
+
+
+def _change(f, at):
+    if at["change"] is None:
+        return Sentence(f"No change that was tried makes the error of {at['base']} clearly smaller")
+    change = CHANGES[at["change"]]
+    return Sentence(
+        f"The cheapest change that makes the error of {at['base']} smaller: {change.label}",
+        f"{f.number:.1f} × smaller", more=f"It costs {change.cost}.",
+    )  # fmt: skip
+
+
+def _convention(f, at):
+    if at["keys"] == "layout_all_bshd":
+        return Sentence(
+            "It reads (batch, sequence, heads, head_dim), and was judged so",
+            more="Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so.",
+        )  # fmt: skip
+    return Sentence(
+        f"It computes {of_keys(at['keys'])}, which was not asked for",
+        more="All else was judged as if that had been asked for.",
+    )  # fmt: skip
+
+
+def _layers(findings):
+    """One sentence for what ran, one for each other kernel."""
+    for kernel in sorted(dict.fromkeys(f.where["kernel"] for f in findings), key="ran".__ne__):
+        own = [f for f in findings if f.where["kernel"] == kernel]
+        yield replace(_layer_errors(kernel, own), what="layer_error")
+
+
+def _layer_errors(kernel, own):
+    seen = [f for f in own if f.number is not None]
+    worst = next((f for f in own if f.severity == Severity.FAILS and f.number is None), None)
+    if worst is None and not seen:
+        return Sentence(f"{named(kernel)} could not be held against Baseline")
+    worst = worst or max(seen, key=lambda f: f.number)
+    where = " ".join(name for name in (worst.where["model"], worst.where["layer"]) if name) or "outside of a module"
+    if kernel != "ran":
+        return Sentence(f"On the same inputs {named(kernel)} has its largest error at {where}", *times(worst))
+    failed = sum(f.severity == Severity.FAILS for f in own)
+    words = f"In all of {len(own)} layers attention is within the rule"
+    if failed:
+        words = f"In {failed} of {len(own)} layers attention breaks the rule"
+    elif worst.severity == Severity.REPORTED:
+        words = "There are too few rows for the rule, so that attention is judged by its bound"
+    return Sentence(f"{words}; the worst is {where}", *times(worst), severity=worst.severity)
+
+
+def _nonfinite(f, at):
+    words = first_nonfinite(at)
+    made = "attention made it of finite inputs" if at["tensor"] == "o" else "it came so to attention"
+    return Sentence(f"{words[0].upper()}{words[1:]}: {made}")
+
+
+def _not_attention(f, at):
+    recognised, right = at["note"] not in ("", "other"), [f"{n}" for n in at.get("right_at", ())]
+    if right:
+        text = f"It is no attention kernel at N = {FIRST.n_kv}, where {_answered(f, at)}"
+        return Sentence(f"{text}; at N = {listed(right)} it is right")
+    says = "It was not judged further" if recognised else "It is no attention kernel"
+    return Sentence(f"{says}: {_answered(f, at)}")
+
+
+def _on_gpu(f, at):
+    name, wobbles, _ = at["gpu"].partition("~")
+    more = "Approximate instructions were off by any amount within their documented bounds. " if wobbles else ""
+    return Sentence(
+        f"It ran on a CPU, instruction by instruction, in the arithmetic of {'an' if name[0] in 'AHL' else 'a'} {name}",
+        more=f"{more}How exact that is: docs/gpu/machine.md.",
+    )  # fmt: skip
+
+
+def _outwards(f, at):
+    sign, side = (1, "away from") if f.number > 0 else (-1, "towards")
+    low, high = sorted((sign * at["low"], sign * at["high"]))
+    whose = "Baseline's do too" if abs(f.number - at["baseline"]) < f.limit else "Baseline's there"
+    return Sentence(
+        f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}",
+        f"{abs(f.number):.2f} ulp in the mean",
+        more=f"{low:.2f} to {high:.2f}. {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}.",
+    )  # fmt: skip
+
+
+def _overflows(f, at):
+    text = f"Baseline itself overflows: its output is NaN or infinite in {_heads(at)}"
+    more = "There the rule has no error to hold a kernel to."
+    if f.number is None:
+        return Sentence(text, more=more)
+    far = f"{f.number:.2g} of the golden value's root mean square"
+    limit = "" if f.limit is None else f"{f.limit:g}: from there on it is another answer than attention's"
+    return Sentence(f"{text}; the error of {named(at['kernel'])} there", far, limit, more)
+
+
+def _heads(at):
+    return f"head{plural(len(at['heads']), '')} {', '.join(map(str, at['heads']))}"
+
+
+def _problem(f, at):
+    if "shape" in at:
+        return Sentence(f"At the shape {at['shape']} in {at['fmt']} it {at['problem']}")
+    words = f"n {at['distribution']} inputs in {at['fmt']} at N = {at['n']}{_few(at)} it {at['problem']}"
+    return Sentence(f"Not judged: o{words}" if f.severity == Severity.REPORTED else f"O{words}")
+
+
+def _relation(f, at):
+    relation = RELATIONS[at["relation"]]
+    says = relation.says.removesuffix(".")
+    also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
+    where = f"{at['case']}, {at['fmt']}{also}"
+    if at["outcome"] == BROKEN:
+        return Sentence(f"{says}: asked for that, it {at['problem']} ({where})")
+    if at["outcome"] == CONVENTION:
+        return Sentence(f"{says}: here it is {at['problem']}, which is a convention ({where})")
+    if f.number is None:
+        return Sentence(f"{says}: not here, where it gives NaN ({where})")
+    if at["outcome"] == ROUNDING:
+        return Sentence(f"{says}: to rounding, not bit for bit ({where})", f"{f.number:.2g} apart")
+    because = f", {at['problem']}" if at["problem"] else ""
+    return Sentence(f"{says}: not here{because} ({where})", *_either_side(f.number, f.limit, relation.unit))
+
+
+def _either_side(number, limit, unit):
+    """A number beyond its limit, and the limit, in as many digits as tell them apart; no limit where it has none."""
+    if limit is None:
+        return f"{number:.2g} {unit}", ""
+    digits = next((n for n in range(2, 17) if f"{number:.{n}g}" != f"{limit:.{n}g}"), 17)
+    return f"{number:.{digits}g} {unit}", f"{limit:.{digits}g}"
+
+
+def _relations(f, at):
+    more = f"{at['not_asked']} more were not asked: the kernel lacks the option." if at["not_asked"] else ""
+    held = f"Relations that every attention kernel should keep hold in {at['held']} of {at['of']} cases"
+    return Sentence(held, more=more)
+
+
+def _repeats(f, at):
+    if f.number == 1:
+        return Sentence(f"Its {at['of']} have the same bits in all of {at['runs']} runs")
+    return Sentence(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
+
+
+def _shapes(f, at):
+    if not at["failed"] and at["of"] == 1:
+        return Sentence(f"The {f.what.removesuffix('s')} is within the rule", *times(f))
+    if not at["failed"]:
+        return Sentence(f"Over shapes and masks all {at['of']} {f.what} are within the rule", *times(f))
+    where = f"the worst: {NAMES.get(at['tensor'], 'O')}, {at['shape']}, {at['fmt']}"
+    return Sentence(f"Over shapes and masks {at['failed']} of {at['of']} {f.what} break the rule ({where})", *times(f))
+
+
+def _skipped(f, at):
+    of = "Calls not compared" if at["kernel"] == "all" else f"Calls that {named(at['kernel'])} was not compared at"
+    return Sentence(f"{of}: {f.number:.0f} ({reason_sentence(at['why'])})")
+
+
+def _takes(f, at):
+    if at["key"] == "one_query":
+        return Sentence(
+            "It takes one query a call: it was called for one after the other",
+            more="Under a causal mask each got the keys up to its own. "
+            f"Up to {FEW} queries and no gradients were asked for.",
+        )
+    width = at["key"].removeprefix("v_")
+    return Sentence(f"It takes {width} values of V, fewer than features of Q: it was called for so many at a time")
+
+
+IN_DECODER = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
+WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives the first of them
+    "sees_later": Wording(
+        "Rows see later keys than their own in {calls} of {of} calls (the first: {first})", "{number:.0%} of the rows",
+        more=IN_DECODER, change="{the_mask}", because="its rows see later keys, which a causal model may not",
+    ),
+    "mistake": Wording(
+        "{Kernel_name} computes another attention: {cause} has this very error{on_inputs}",
+        "{of_times} times the bound", "1",
+        "{share:.1%} of the squared error, in {rows:,} of {of:,} rows beyond their bound.",
+        because="{cause} has its very error",
+    ),
+    "coarse": Wording(
+        "For inputs in {fmt} its outputs are numbers of a coarser format", "{number:.0f} significant bits",
+        "{limit:.0f} at least", "{fmt} holds {bits} bits; {narrower} less.",
+        "look for a conversion of the inputs or of a result: a hint of precision, or a processor without the format",
+        "for {fmt} it computes in a coarser format ({number:.0f} significant bits)",
+    ),
+    "scale": Wording(
+        "Its outputs are attention's times a factor", "{number:.4g}", "1",
+        "This one factor makes most of its error in all {settings} settings of format, inputs and N.",
+        "look for a factor left out or multiplied in twice, in the scale of V or in the division by the row sum",
+        "its outputs are attention's times {number:.4g}",
+    ),
+    "noise": Wording(
+        "It gives other results on each call", "{apart}", "{limit:g} ulp",
+        "In {runs} calls on the same tensors; another order of FP32 sums makes 1 ulp.",
+        "look for memory that is read before it is written, a race, or random numbers",
+        "its outputs differ from call to call",
+    ),
+    "answer": Wording(because="{answered}", sentence=_answer),
+    "carry": _OfAll(sentences=_carry, because="it carries its {sums} in low precision from tile to tile"),
+    "rounded_splits": Wording(
+        "It rounds partial results to {fmt}", "{number:.0%} of its error explained",
+        more="An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
+        "sum, to {fmt}{merges} has the same errors (squared).",
+        change="write and merge partial results in FP32", because="it rounds partial results to {fmt}",
+    ),
+    "rounding_mode": Wording(
+        "Its casts of {cast} to {into_all} {mode_words}", change="{to_nearest}", because="its casts of {cast} drop bits"
+    ),
+    "bound": Wording(because="{cause} has its very error", sentence=_bound),
+    "relation": Wording(
+        because='what should hold of every attention kernel does not: "{says}"', sentence=_relation
+    ),
+    "relations": Wording(sentence=_relations),
+    # a kernel that could not be judged, or not as it was called
+    "not_run": Wording("It could not be run: {answered}"),
+    "not_attention": Wording(sentence=_not_attention),
+    "only_fp64": Wording("It runs in FP64 only, the golden value's own format: there is nothing to judge it by"),
+    "convention": Wording(sentence=_convention),
+    "takes": Wording(sentence=_takes),
+    "causal_only": Wording("It has a causal mask and no other way: all of it was judged causally"),
+    BY_DEFAULT: Wording(
+        "Where `causal` is not given it masks causally: it was judged with causal=False and causal=True"
+    ),
+    "top_left": Wording(
+        "Where queries are fewer than keys, its causal mask is aligned top-left, as torch's is_causal",
+        more="The rule over shapes leaves these calls out.",
+    ),
+    "alignment": Wording(
+        "Where queries are fewer than keys its causal mask has two alignments: {several_side} for several queries, "
+        "{one_side} for one", more="A chunk of a prompt and a single token then see other keys.",
+        change="choose one alignment",
+    ),
+    "raises": Wording(
+        "It raises an error that is no refusal, so not judged: {labels}; the first {the_problem}",
+        change="mend it, or raise NotImplementedError or ValueError where the kernel lacks an option",
+    ),
+    "less_than_format": Wording(
+        "Of inputs in {fmt} its error is not that of {fmt}", "{of_times} × that of plain sums", "{limit:g} ×",
+        "A step in a shorter format does this, as TF32 does in products, or an exponential that is made for one. "
+        "All other errors are judged in other formats.",
+    ),
+    "unsupported": Wording("Not supported, so not judged: {labels}"),
+    "coverage": Wording(
+        "How much was judged: {settings} of {settings_of} settings of format, inputs, N and queries, and "
+        "{shapes} of {shapes_of} calls over shapes and masks"
+    ),
+    "on_gpu": Wording(sentence=_on_gpu),
+    # errors
+    "growth": Wording(
+        "With N, its largest error goes from {from_times} × Baseline's at N = {from_n:,} to that at N = {n:,} "
+        "({distribution} inputs, {fmt}, {queries_words})", "{times}",
+    ),
+    "error": Wording("Its largest error {breaks} the rule ({setting})", **RULE),
+    "chance": Wording(
+        "In one of {draws} draws its largest error is beyond the rule ({setting})", **RULE,
+        more="In no other draw of this call is it more than {second_times} × Baseline's; that number counts.",
+    ),
+    "sum_error": Wording(
+        "Its {sum_name} is off where P is small, but loses no whole tile", "{number:.1f} ulp of {fmt}",
+        more="This error is of its scores or of its exponential, not of a carried sum.",
+    ),
+    "problem": Wording(sentence=_problem),
+    "outputs": Wording(sentence=_shapes),
+    "gradients": Wording(sentence=_shapes),
+    "wrong_gradient": Wording(
+        "{tensor_name} is not attention's gradient ({shape}, head_dim {head_dim}, {fmt})", "{off}", "{limit:.0%}"
+    ),
+    "worst_input": Wording("Of the inputs that make trouble, {distribution} in {fmt} is the worst", **RULE),
+    "outwards": Wording(sentence=_outwards),
+    "repeats": Wording(sentence=_repeats),
+    # how it behaves in its process
+    "hangs": Wording("It hangs: no answer within {number:g} s, {calls}"),
+    "crashes": Wording("It crashes: {crash}, {calls}"),
+    "exits": Wording(
+        "It ends its process: with {exit}, {calls}", change="raise an error that says what is wrong"
+    ),
+    "unasked": Wording("Its process ended {number:.0f} times; {times} calls after that were not made"),
+    "prints": Wording("It prints: up to {number:,.0f} bytes on {details_all}"),
+    "leaks": Wording("It leaks memory: over {times} equal calls its process grew", "{megabytes:.2f} MB a call"),
+    "state": Wording(
+        "It changes what other code of the program computes by: {details_all}, {calls}",
+        change="put it back before the kernel returns",
+    ),
+    "draws": Wording("It draws from {details_all}, so that code after it draws others"),
+    # captured tensors
+    "refused": Wording("{kernel_name} {problem}"),
+    "beside": Wording("Not judged here, though the file has it: {tensors}. `fa-lib explain` judges that"),
+    "head_error": Wording("Over {heads} heads the largest error of {kernel_name}{rule} (head {head})", **RULE),
+    "cache": Wording(sentence=_cache),
+    "biased_output": Wording(
+        "Rounding O to 16 bits is biased: head {head_list}",
+        more="Several keys attain the maximum, and V has mostly one sign.",
+    ),
+    "one_signed": Wording(
+        "V has mostly one sign: head {head_list}", more="The errors of a 16-bit carry add up with N."
+    ),
+    "underflow": Wording(
+        "Small P are lost: head {head_list}", more="More than a thousandth of a row's probability underflows."
+    ),
+    "change": Wording(sentence=_change),
+    "finite_change": Wording(
+        "The cheapest change that makes {base} finite: {the_change.label} (it costs {the_change.cost})"
+    ),
+    "blind_rows": Wording(
+        "{rows:,} rows see no key. What a kernel gives there is a convention, and was not judged"
+    ),
+    "baseline_overflows": Wording(sentence=_overflows),
+    "baseline_undefined": Wording(
+        "The golden value itself is not finite in {heads_words}",
+        more="Scores are infinite or beyond FP64 (a mask of +inf, a scale too large), "
+        "so that no answer is right there.",
+    ),
+    "captured": Wording("The tensors were captured at {first}{of_model}"),
+    "captured_gradients": Wording(sentence=_captured_gradients),
+    # a model
+    "nonfinite": Wording(sentence=_nonfinite),
+    "layer_error": _OfAll(sentences=_layers),
+    "nothing_compared": Wording("No attention call was compared with Baseline, so nothing was judged"),
+    "skipped": Wording(sentence=_skipped),
+    "own_hidden": Wording(
+        "Rows do not see their own key in {calls} of {of} calls (the first: {first})", "{number:.0%} of the rows",
+        more="A boolean mask of the other polarity does this.",
+    ),
+    "idle_mask": Wording(
+        "A mask is given and does nothing in {calls} of {of} calls (the first: {first})",
+        more="It hides no key and adds nothing: right where no place is padded, and wrong otherwise.",
+    ),
+    "later_unknown": Wording(
+        "Whether rows see later keys was not judged in {calls} of {of} calls: "
+        "queries and keys differ in number, and which key is a row's own is not known"
+    ),
+}  # fmt: skip
