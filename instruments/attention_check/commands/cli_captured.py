@@ -85,7 +85,7 @@ def compare(
         import json
 
         from attention_check.explain import compare as comparing
-        from attention_check.explain.compare_words import comparison_lines
+        from attention_check.explain.compare import comparison_lines
         from attention_check.isolation.isolated_kernel import in_processes
         from fa_lib.execution.files import replacing
 

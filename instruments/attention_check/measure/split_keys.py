@@ -8,6 +8,7 @@ from torch import Tensor
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.mistakes import explained_share
 from attention_check.measure.reference_cache import Inputs, cached, reference_values
 from fa_lib.numerics.formats import FP64, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -49,8 +50,7 @@ def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs:
 
     Returns:
         dict: queries, emulated (the emulation's largest error over Baseline's), times_max (the kernel's), explained:
-        the share of the kernel's squared error that is left out when the emulation's error is taken off; 1 is all, and
-        errors that have nothing to do with each other give less than 0.
+        of `mistakes.explained_share`.
     """
     fmt, (q, k, v), reference = Format.of(inputs.fmt), inputs.tensors(), cached(reference_values, inputs)
     golden, baseline = reference["golden"], reference["baseline"][0].item()
@@ -60,6 +60,5 @@ def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs:
     if answer.outcome != Outcome.ANSWERED:
         return found | dict(times_max=None, explained=None)
     o = answer.output[..., inputs.rows(), :].double().cpu()
-    left, error = (o - emulated).square().sum().item(), (o - golden).square().sum().item()
     times = over_baseline(deviation(o, golden, fmt).max, baseline)
-    return found | dict(times_max=times, explained=1 - left / error)
+    return found | dict(times_max=times, explained=explained_share(o, golden, emulated))
