@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from attention_check.explain.explain_words import worded
-from attention_check.explain.report_rows import explained, is_cause
+from attention_check.conventions.reading import CapturedCall
+from attention_check.explain.explain_words import to_text
 from attention_check.explain.verdict import Explanation, Verdict
-from attention_check.public_reports.report_calls import Call
-from attention_check.public_reports.reports import REPORTS, Report
+from attention_check.public_reports import REPORTS, Report, explained, is_cause
 from benchmarks.old_wheels import wheels
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
@@ -29,7 +28,7 @@ called a BUG. Five of the 28 are kept back as an examination.
 `fa-lib explain` ([what it does](reference/explain.md)) on {count} public reports in which attention differs. The
 tensors of each are made anew: by the library of then, where it installs and shows it on a CPU ({real} of them, on
 {processor}; `benchmarks/old_wheels`), else by the same call or with the defect in a few lines
-(`instruments/attention_check/public_reports/report_calls.py`). The
+(`instruments/attention_check/public_reports.py`). The
 right answer is the maintainers', or our reading where a thread has none.
 The last two columns are `torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and
 the rule of two: no more than twice Baseline's largest error.
@@ -47,7 +46,7 @@ of {count}. All of it took {seconds:.0f} s of CPU time.
 """
 
 
-def by_assert_close(call: Call, golden: torch.Tensor) -> bool:
+def by_assert_close(call: CapturedCall, golden: torch.Tensor) -> bool:
     """Whether `assert_close` passes, with its defaults."""
     try:
         torch.testing.assert_close(call.o, golden.to(call.o.dtype))
@@ -56,17 +55,17 @@ def by_assert_close(call: Call, golden: torch.Tensor) -> bool:
     return True
 
 
-def by_rule(call: Call, golden: torch.Tensor) -> bool:
+def by_rule(call: CapturedCall, golden: torch.Tensor) -> bool:
     """Whether the largest error is within ALLOWED times Baseline's."""
-    baseline = baseline_for(Format.of(call.q.dtype))(call.q, call.k, call.v, **call.believed)
+    baseline = baseline_for(Format.of(call.q.dtype))(call.q, call.k, call.v, **call.options)
     allowed = ALLOWED["o"] * (baseline.double() - golden).abs().max()
     return bool((call.o.double() - golden).abs().max() <= allowed)
 
 
-def others(call: Call) -> tuple[bool, bool]:
+def others(call: CapturedCall) -> tuple[bool, bool]:
     """`by_assert_close` and `by_rule`; False where they cannot be asked."""
     try:
-        golden = kernels.golden(call.q, call.k, call.v, inputs=Format.of(call.q.dtype), **call.believed)
+        golden = kernels.golden(call.q, call.k, call.v, inputs=Format.of(call.q.dtype), **call.options)
     except ValueError:
         return False, False
     if golden.shape != call.o.shape:
@@ -74,7 +73,7 @@ def others(call: Call) -> tuple[bool, bool]:
     return by_assert_close(call, golden), by_rule(call, golden)
 
 
-def with_old_library(report: Report, call: Call) -> tuple[Call, str | None]:
+def with_old_library(report: Report, call: CapturedCall) -> tuple[CapturedCall, str | None]:
     """A report's call with the output of the library of then, and its name; as it is and None where there is none."""
     if report.thread not in wheels.LIBRARIES:
         return call, None
@@ -108,7 +107,7 @@ def document() -> str:
         steps += found.worst == report.verdict and next_step(found)
         causes += bool(report.cause) and is_cause(report, found)
         close, rule = close + (passes == fine), rule + (within == fine)
-        words = worded(found)
+        words = to_text(found)
         answers = [(words.verdict, [words.headline]), *words.beside]
         answer = next(text for verdict, (text, *_) in answers if verdict == found.worst).replace("|", "\\|")
         mark = "" if found.worst == report.verdict else "**wrong:** "

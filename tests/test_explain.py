@@ -12,14 +12,11 @@ from typer.testing import CliRunner
 import fa_lib
 from attention_check.conventions.attention import Dialect, attend
 from attention_check.conventions.conventions import CONVENTIONS
-from attention_check.conventions.evidence import Evidence
-from attention_check.conventions.reading import Reader, Unfit
+from attention_check.conventions.reading import CapturedCall, Unfit
 from attention_check.explain.explain_words import lines
 from attention_check.explain.explanation import explanation
-from attention_check.explain.report_rows import explained, is_cause
 from attention_check.explain.verdict import Verdict
-from attention_check.public_reports.report_calls import drawn
-from attention_check.public_reports.reports import REPORTS
+from attention_check.public_reports import REPORTS, drawn, explained, is_cause
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.numerics.formats import BF16
@@ -129,7 +126,7 @@ DIALECTS = {
 
 def evidence(name):
     q, k, v, o, *options = CASES[name]()
-    return Evidence(q, k, v, o, *options)
+    return CapturedCall(q, k, v, o, *options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -175,7 +172,7 @@ OPTIONS = [{}, dict(causal=True), dict(mask=BOOLEAN), dict(mask=ALIBI), dict(win
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_believed_dialect_is_the_golden_value(options):
     golden = kernels.golden(Q, K, V, inputs=BF16, **options)
-    rows = Reader(Evidence(Q, K, V, golden.bfloat16(), options)).rows(Dialect())
+    rows = CapturedCall(Q, K, V, golden.bfloat16(), options).rows(Dialect())
     entries, heads, places = rows.places
     due = golden[entries][:, heads][:, :, places]
     assert torch.allclose(attend(rows), due, rtol=1e-12, atol=1e-13)
@@ -187,12 +184,12 @@ def test_the_believed_dialect_is_the_golden_value(options):
 def test_every_convention_is_another_output_or_does_not_fit(causal):
     options = dict(causal=causal, window=(20, 4), softcap=1.0, sinks=SINKS, scale=0.3)
     q, k, v = (x[:, :, :64] for x in (torch.cat([Q, FEW[..., :1].expand(1, 8, 32, 64)], 2), K, V))
-    call = Evidence(q, k, v, q, options | dict(mask=BOOLEAN[:64, :64]))
-    believed = attend(Reader(call).rows(Dialect()))
+    call = CapturedCall(q, k, v, q, options | dict(mask=BOOLEAN[:64, :64]))
+    believed = attend(call.rows(Dialect()))
     for each in CONVENTIONS:
         if each.fits(call) and each.key not in ("heads_reversed", "layout_o_bshd", "layout_o_reshaped"):
             try:
-                other = attend(Reader(call).rows(Dialect(**{each.aspect: each.choice})))
+                other = attend(call.rows(Dialect(**{each.aspect: each.choice})))
             except Unfit:
                 continue
             assert other.shape != believed.shape or not torch.allclose(other, believed, rtol=1e-3), each.key
@@ -237,13 +234,14 @@ def test_what_one_large_head_or_an_unsampled_row_would_hide():
     """Each was called rounding once."""
     large = in_place(V, (0, 0), 100 * V[0, 0])
     o = sdpa(Q, K, large)
-    assert explanation(Evidence(Q, K, large, in_place(o, (0, 3), torch.zeros_like(Q[0, 0])))).where.heads == ((3, 3),)
-    assert explanation(Evidence(Q, K, V, 1.02 * sdpa(Q, K, V))).verdict != Verdict.ROUNDING
+    zeros = explanation(CapturedCall(Q, K, large, in_place(o, (0, 3), torch.zeros_like(Q[0, 0]))))
+    assert zeros.where.heads == ((3, 3),)
+    assert explanation(CapturedCall(Q, K, V, 1.02 * sdpa(Q, K, V))).verdict != Verdict.ROUNDING
     q, k, v = drawn(1, 2, 512, 64)
-    few = explanation(Evidence(q, k, v, in_place(sdpa(q, k, v), (0, slice(None), slice(4, 10)), math.nan)))
+    few = explanation(CapturedCall(q, k, v, in_place(sdpa(q, k, v), (0, slice(None), slice(4, 10)), math.nan)))
     assert few.verdict == Verdict.BUG and few.nan_rows == 12
     q, k, v = drawn(4, 16, 64, 64)
-    lost = explanation(Evidence(q, k, v, in_place(sdpa(q, k, v), 2, torch.zeros_like(q[0]))))
+    lost = explanation(CapturedCall(q, k, v, in_place(sdpa(q, k, v), 2, torch.zeros_like(q[0]))))
     assert lost.verdict == Verdict.BUG and lost.where.entries == ((2, 2),)
 
 
@@ -251,22 +249,23 @@ def test_values_that_no_row_sees_may_be_nan():
     mask = torch.arange(256)[None] < 200
     k, v = (in_place(x, (0, slice(None), slice(200, None)), math.nan) for x in (K, V))
     o = sdpa(Q, K, V, attn_mask=mask)
-    assert explanation(Evidence(Q, k, v, o, dict(mask=mask))).verdict == Verdict.ROUNDING
+    assert explanation(CapturedCall(Q, k, v, o, dict(mask=mask))).verdict == Verdict.ROUNDING
     seen = in_place(V, (0, 0, 7), math.nan)
-    assert explanation(Evidence(Q, K, seen, o, dict(mask=mask))).hidden_nan > 0
+    assert explanation(CapturedCall(Q, K, seen, o, dict(mask=mask))).hidden_nan > 0
 
 
 def test_where_no_row_sees_a_key_nothing_is_rounding():
     mask = torch.zeros(256, 256, dtype=torch.bool)
-    assert explanation(Evidence(Q, K, V, sdpa(Q, K, V), dict(mask=mask))).dialect == dict(mask="ignored")
-    assert explanation(Evidence(Q, K, V, 7 * Q, dict(mask=mask))).verdict == Verdict.BUG
+    assert explanation(CapturedCall(Q, K, V, sdpa(Q, K, V), dict(mask=mask))).dialect == dict(mask="ignored")
+    assert explanation(CapturedCall(Q, K, V, 7 * Q, dict(mask=mask))).verdict == Verdict.BUG
 
 
 def test_a_key_lost_of_many_and_another_scale():
     q, k, v = drawn(1, 2, 2048, 64)
     few = q[:, :, :64]
-    assert explanation(Evidence(few, k, v, sdpa(few, k[:, :, :2047], v[:, :, :2047]))).dialect == dict(keys=(0, 2047))
-    assert explanation(Evidence(Q, K, V, sdpa(Q, K, V, scale=0.13))).verdict == Verdict.BUG
+    lost = explanation(CapturedCall(few, k, v, sdpa(few, k[:, :, :2047], v[:, :, :2047])))
+    assert lost.dialect == dict(keys=(0, 2047))
+    assert explanation(CapturedCall(Q, K, V, sdpa(Q, K, V, scale=0.13))).verdict == Verdict.BUG
 
 
 @pytest.mark.parametrize("change, words", [

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import fa_lib
 from attention_check.explain.verdict import Verdict
-from attention_check.public_reports.report_calls import drawn
+from attention_check.public_reports import drawn
 from fa_lib.commands.cli import app
 from tests.test_explain import golden
 

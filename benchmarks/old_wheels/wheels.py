@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attention_check.public_reports.report_calls import Call
+from attention_check.conventions.reading import CapturedCall
 from fa_lib.execution.paths import build
 
 FOLDER = Path(__file__).parent
@@ -39,7 +39,7 @@ def name(thread: str) -> str:
     return next(pin.split()[0] for pin in pins if pin.startswith(f"{library}==")).replace("==", " ")
 
 
-def output(thread: str, call: Call) -> torch.Tensor:
+def output(thread: str, call: CapturedCall) -> torch.Tensor:
     """What the library of then gives for a report's q, k and v, in q's dtype.
 
     Raises:

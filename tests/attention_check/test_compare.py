@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from attention_check.explain.compare import ComparisonInputs, compare
-from attention_check.explain.compare_words import comparison_lines
+from attention_check.explain.compare import ComparisonInputs, compare, comparison_lines
 from attention_check.explain.emulations import FIELDS, Emulation, changed
 from benchmarks.mutants import controls
 from fa_lib import draw, kernels

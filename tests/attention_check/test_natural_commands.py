@@ -12,7 +12,7 @@ from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from nbclient import NotebookClient
 
 from attention_check.explain.compare import ComparisonInputs, compare
-from attention_check.explain.compare_words import comparison_lines as compared_in_words
+from attention_check.explain.compare import comparison_lines as compared_in_words
 from attention_check.explain.emulations import FIELDS, Emulation, changed, emulation_text
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Severity

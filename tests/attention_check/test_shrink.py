@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from attention_check.explain.shrink import Capture, Failure, failure, shrink, smallest, write
-from attention_check.explain.standalone_limit import judged
+from attention_check.explain.standalone_test import judged
 from fa_lib import draw, kernels
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT

@@ -5,7 +5,7 @@ import torch
 
 import fa_lib
 from attention_check.explain.verdict import Verdict
-from attention_check.public_reports.report_calls import drawn
+from attention_check.public_reports import drawn
 from attention_gallery.catalogue import ENTRIES
 
 RUN = [key for key, entry in ENTRIES.items() if not entry.problem]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_check.explain.report_rows import BY_THREAD, explained, is_cause
+from attention_check.public_reports import BY_THREAD, explained, is_cause
 from benchmarks.old_wheels import wheels
 
 

@@ -1,14 +1,113 @@
 """The page of `fa-lib blame`: the kernel's source, with the share of the error beside each line."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_check.commands.blame_words import completeness, headline, percent, place
 from attention_check.gpu.blame import Blame, source_text
 from attention_check.report.page import rendered
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import date
+from fa_lib.numerics.formats import Format
+from ptx_machine.shadow.policy import Line
+
+SMALL = 5e-3  # shares below are not worth a line of their own
+EXACT = "exact"
+NO_LINE = "instructions without a line"
+WIDTH = 76  # characters of a source line
+
+
+def percent(share: float) -> str:
+    """Write a share: 62 %, or "< 0.5 %"."""
+    return "< 0.5 %" if abs(share) < SMALL else f"{100 * share:.0f} %"
+
+
+def place(row: Mapping) -> str:
+    """Write where a line is: file:number, and the line that calls it."""
+    called = f", called in {Path(row['within']).name}" if row["within"] else ""
+    return f"{row['line'].name}{called}" if row["line"].name else "no source line"
+
+
+def shortened(text: str) -> str:
+    """Shorten a source line."""
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+
+
+def headline(found: Blame) -> str:
+    """Say how large the error is, and which line adds most of it."""
+    table, size = found.table, f"The error of the output is {found.relative:.1e} of its size"
+    if not len(table):
+        return f"{size}: no line makes a rounding error."
+    first = table.iloc[0]
+    return f"{size}; {place(first)} adds {percent(first.share)} of its square."
+
+
+def completeness(found: Blame) -> str:
+    """Say whether the shadows followed every step."""
+    if found.complete:
+        return f"Without rounding errors the kernel computes attention, to {found.distance:.0e}: no step is missing."
+    lost = sorted(found.lost.items(), key=lambda item: -sum(item[1].values()))[:3]
+    where = "; ".join(f"{', '.join(words)} in {line.name or NO_LINE}" for line, words in lost)
+    ends = f" Numbers could not be followed through {where}." if where else ""
+    part = percent((found.distance / found.relative) ** 2)
+    rest = (
+        f"Without the errors listed here the kernel is still {found.distance:.0e} from attention ({part} of the square)"
+    )
+    return f"{rest}: that part of its error has no line.{ends}"
+
+
+def lines(found: Blame) -> list[str]:
+    """The lines that are printed: a headline, a table of the lines that matter, and how complete it is."""
+    table, fmt = found.table, found.coarse_format.name
+    shown = table[(table.share.abs() >= SMALL) | (table.coarse >= 1.25)]
+    head = f"{'share':>8} {'exact':>7} {f'in {fmt}':>8}  line"
+    rows = [f"{percent(row['share']):>8} {row['without']:>7.2f} {row['coarse']:>8.2f}  {place(row)}\n{'':27}"
+            f"{shortened(row['text'])}" for row in shown.to_dict("records")]  # fmt: skip
+    rest = len(table) - len(shown)
+    others = [f"{rest} other lines add less than 0.5 % each, and would at most add a quarter in {fmt}."] if rest else []
+    legend = (f"share: of the squared error. exact, in {fmt}: the error, relative to now, if this line alone computed "
+              f"exactly, or rounded to {fmt}.")  # fmt: skip
+    return [headline(found), "", head, *rows, *others, "", legend, completeness(found)]
+
+
+def change_text(words: str, answer: float) -> str:
+    """Say what an error would be after a change."""
+    return f"With {words}: {answer:.3g} times the error of now."
+
+
+def changes_of(text: str, found: Blame) -> tuple[dict[Line, Format | None], str]:
+    """Read a change, "38=FP32" or "softmax.h:88=exact,41=BF16".
+
+    Args:
+        text: of the command line. found: names the lines.
+
+    Returns:
+        (line -> format, None for exact; the change in words).
+
+    Raises:
+        ValueError: it is no change, or there is no such line.
+    """
+    changes: dict[Line, Format | None] = {}
+    words = []
+    for one in text.split(","):
+        match = re.fullmatch(r"(?:(.+):)?(\d+)=(\w+)", one.strip())
+        if match is None:
+            raise ValueError(
+                f"--what-if: got {one!r}; accepted is LINE=FORMAT or FILE:LINE=FORMAT, as 38=FP32, 38=exact"
+            )
+        name, number, fmt = match[1], int(match[2]), match[3]
+        files = [file for file in found.files if name is None or file.endswith(name)]
+        chosen = [line for line in found.added
+                  if any(frame == (file, number) for file in files[: 1 if name is None else None]
+                         for frame in line.frames)]  # fmt: skip
+        if not chosen:
+            numbers = ", ".join(str(number) for file in files[:1] for number in found.by_line(file)) or "none"
+            raise ValueError(f"--what-if: got line {one.strip()!r}; accepted are lines with errors: {numbers}")
+        changes |= dict.fromkeys(chosen, None if fmt == EXACT else Format.of(fmt))
+        words.append(f"line {number} {'exact' if fmt == EXACT else f'in {fmt}'}")
+    return changes, " and ".join(words)
+
 
 TEMPLATE = Path(__file__).with_name("blame.html.jinja")
 AROUND = 3  # lines of source before and after one that makes an error

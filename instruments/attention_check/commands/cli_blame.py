@@ -36,7 +36,7 @@ def blame(
     What an output changes by is what this line adds to the error. No line of the kernel is changed.
     """
     with exit_on_error():
-        from attention_check.commands.blame_words import changes_of, lines, said
+        from attention_check.commands.blame_page import change_text, changes_of, lines
         from attention_check.gpu.blame import blame as find
         from attention_check.gpu.blame import what_if as ask
         from fa_lib.kernels.inputs import draw
@@ -54,8 +54,8 @@ def blame(
         say("\n".join(lines(found)))
         changes = [changes_of(each, found) for each in what_if or ()]
         answers = ask(ref, q, k, v, [change for change, _ in changes], gpu=gpu, **options) if changes else []
-        told = [said(words, float(error.norm() / found.size)) for (_, words), error in zip(changes, answers)]
-        for each in told:
+        answered = [change_text(words, float(error.norm() / found.size)) for (_, words), error in zip(changes, answers)]
+        for each in answered:
             say(each)
         if out is not None:
             from attention_check.commands.blame_page import write
@@ -64,5 +64,5 @@ def blame(
             mask = ", causal" if causal else ""
             inputs = f"{distribution}, {fmt}, seed {seed}"
             about = dict(kernel=ref.label, GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
-            write(out, found, about, told)
+            write(out, found, about, answered)
             say(f"{out}")

@@ -84,7 +84,7 @@ def compare(
         import json
 
         from attention_check.explain import compare as comparing
-        from attention_check.explain.compare_words import comparison_lines
+        from attention_check.explain.compare import comparison_lines
         from attention_check.isolation.isolated_kernel import all_isolated
         from fa_lib.execution.files import replacing
         from fa_lib.kernels.kernel_ref import KernelRef

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attention_check.conventions.evidence import Evidence
+from attention_check.conventions.reading import CapturedCall
 
 
 class Kind(StrEnum):
@@ -26,7 +26,7 @@ class Convention:
         aspect, choice: a field of Dialect, and its value.
         label: what the output is then, after "attention": "with a causal mask aligned top-left".
         kind: CONVENTION or FAULT.
-        fits: an Evidence -> whether it is another answer than what the caller believes.
+        fits: an CapturedCall -> whether it is another answer than what the caller believes.
         selects: library -> how to have it, or how to have what the caller believes.
     """
 
@@ -34,7 +34,7 @@ class Convention:
     choice: Any
     label: str
     kind: Kind = Kind.CONVENTION
-    fits: Callable[[Evidence], bool] = lambda evidence: True
+    fits: Callable[[CapturedCall], bool] = lambda call: True
     selects: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -43,66 +43,66 @@ class Convention:
 
 
 def _has(name):
-    def fits(evidence):
-        value = evidence.options.get(name)
+    def fits(call):
+        value = call.options.get(name)
         return value is not None and value is not False
 
     return fits
 
 
 def _lacks(name):
-    return lambda evidence: not _has(name)(evidence)
+    return lambda call: not _has(name)(call)
 
 
-def _other_scale(evidence):
+def _other_scale(call):
     """A scale whose square is not 1 / head_dim."""
-    d, scale = evidence.q.shape[-1], evidence.options.get("scale")
+    d, scale = call.q.shape[-1], call.options.get("scale")
     return scale is not None and abs(scale * scale * d - 1) > 1e-6
 
 
-def _gqa(evidence):
+def _gqa(call):
     """In the believed layout, or with heads and sequence exchanged."""
-    return any(1 < evidence.k.shape[at] < evidence.q.shape[at] for at in (1, 2))
+    return any(1 < call.k.shape[at] < call.q.shape[at] for at in (1, 2))
 
 
-def _other_lengths(evidence):
+def _other_lengths(call):
     """In the believed layout, or with heads and sequence exchanged."""
-    return evidence.q.shape[1:3] != evidence.k.shape[1:3]
+    return call.q.shape[1:3] != call.k.shape[1:3]
 
 
-def _top_left(evidence):
-    return _other_lengths(evidence) and (_has("causal")(evidence) or _lacks("mask")(evidence))
+def _top_left(call):
+    return _other_lengths(call) and (_has("causal")(call) or _lacks("mask")(call))
 
 
-def _boolean(evidence):
-    mask = evidence.options.get("mask")
+def _boolean(call):
+    mask = call.options.get("mask")
     return mask is not None and mask.dtype == torch.bool
 
 
-def _numbers(evidence):
-    mask = evidence.options.get("mask")
+def _numbers(call):
+    mask = call.options.get("mask")
     return mask is not None and mask.dtype != torch.bool
 
 
 def _side(index):
     """A window that ends on a side, where no causal mask hides it."""
 
-    def fits(evidence):
-        window = evidence.options.get("window")
-        return window is not None and window[index] is not None and not (index and _has("causal")(evidence))
+    def fits(call):
+        window = call.options.get("window")
+        return window is not None and window[index] is not None and not (index and _has("causal")(call))
 
     return fits
 
 
-def _square(evidence):
-    return _has("mask")(evidence) and evidence.q.shape[2] == evidence.k.shape[2]
+def _square(call):
+    return _has("mask")(call) and call.q.shape[2] == call.k.shape[2]
 
 
 def _triangle(offset):
     """A mask that hides the keys above a diagonal, which begins in a corner, and no others."""
 
-    def fits(evidence):
-        mask, n_q, n_kv = evidence.options.get("mask"), evidence.q.shape[2], evidence.k.shape[2]
+    def fits(call):
+        mask, n_q, n_kv = call.options.get("mask"), call.q.shape[2], call.k.shape[2]
         if mask is None or n_q == n_kv or mask.shape[-2:] != (n_q, n_kv) or mask[..., 0, 0].numel() != 1:
             return False
         visible = mask.reshape(n_q, n_kv) if mask.dtype == torch.bool else mask.reshape(n_q, n_kv) > -math.inf
@@ -115,8 +115,8 @@ def _flat(features):
     """Whether the last dimension may hold several heads of so many features: the tensors have one head, or one entry
     (three dimensions, whose first was read as heads) and a last dimension beyond LARGEST_HEAD."""
 
-    def fits(evidence):
-        batch, heads, _, d = evidence.q.shape
+    def fits(call):
+        batch, heads, _, d = call.q.shape
         return (heads == 1 or batch == 1 and d > LARGEST_HEAD) and d > features and d % features == 0
 
     return fits

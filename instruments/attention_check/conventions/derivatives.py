@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Dialect, Rows, attend, weights
-from attention_check.conventions.evidence import Evidence
-from attention_check.conventions.reading import FLAT, LAYOUTS, Reader, Unfit, as_read
+from attention_check.conventions.reading import FLAT, LAYOUTS, CapturedCall, Unfit, as_read
 from fa_lib.numerics.formats import FP32
 
 GRADIENTS = {"dq": "q", "dk": "k", "dv": "v"}  # -> what each one is of
@@ -28,18 +27,18 @@ class Group:
     dO: Tensor
 
     @classmethod
-    def of(cls, evidence: Evidence, dialect: Dialect, entry: int, kv_head: int) -> "Group":
+    def of(cls, call: CapturedCall, dialect: Dialect, entry: int, kv_head: int) -> "Group":
         """
         Raises:
             Unfit: the shapes make no call, or the dialect has no gradients of one group of heads.
         """
         _refuse_unlike(dialect)
-        q, k = (as_read(getattr(evidence, name), name, dialect.layout) for name in "qk")
+        q, k = (as_read(getattr(call, name), name, dialect.layout) for name in "qk")
         group = q.shape[1] // k.shape[1]
         interleaved = dialect.heads == "interleaved"
         heads = torch.arange(group) * k.shape[1] + kv_head if interleaved else torch.arange(group) + kv_head * group
-        rows = Reader(evidence, places=(torch.tensor([entry]), heads, torch.arange(q.shape[2]))).rows(dialect)
-        dO = turned(evidence, dialect, "dO", "o")
+        rows = call.rows(dialect, places=(torch.tensor([entry]), heads, torch.arange(q.shape[2])))
+        dO = turned(call, dialect, "dO", "o")
         if dO.shape != (*q.shape[:3], rows.v.shape[-1]):
             raise Unfit(f"dO has the shape {tuple(dO.shape)}, where that of o is due")
         return cls(rows, kv_head, dO[entry][heads][None].double().cpu())
@@ -53,10 +52,10 @@ def _refuse_unlike(dialect: Dialect) -> None:
         raise Unfit("not computed where a tensor was read with wrong strides")
 
 
-def turned(evidence: Evidence, dialect: Dialect, name: str, like: str) -> Tensor:
+def turned(call: CapturedCall, dialect: Dialect, name: str, like: str) -> Tensor:
     """One of the other tensors as (batch, heads, sequence, ...), read as the tensor that it is `like`: "q", "k", "v" or
     "o"."""
-    return as_read(evidence.others[name], like, dialect.layout)
+    return as_read(call.others[name], like, dialect.layout)
 
 
 def gradients(rows: Rows, dO: Tensor, fn: Callable[[Rows], Tensor] = attend) -> dict[str, Tensor]:

@@ -1,14 +1,18 @@
-"""The rows of a call as a dialect reads them: layouts, roles, masks, windows."""
+"""A call as somebody has it, and its rows as a dialect reads them: layouts, roles, masks, windows."""
 
 import math
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows
-from attention_check.conventions.evidence import ENTRIES, HEADS, ROWS, Evidence, spread, taken
+from fa_lib.numerics.formats import Format
 
+SAMPLED = 2, 8, 48  # entries of the batch, heads of each entry, rows of each head: so many are looked at
+Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
 LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
@@ -23,24 +27,54 @@ class Unfit(ValueError):
     """A dialect in which the shapes make no call."""
 
 
+@dataclass(frozen=True)
+class CapturedCall:
+    """A call of attention, and an output that is said to be its.
+
+    Attributes:
+        q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads, n_kv, head_dim), V with head_dim d_v.
+        o: (batch, heads, n_q, d_v), or in another order of its dimensions.
+        options: what the caller believes: causal, scale, mask, window, softcap, sinks of `kernels.options`.
+        others: what else is there of the call: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the
+            gradient of o, like it; dq, dk and dv, like q, k and v. In another order of dimensions, too.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def fmt(self) -> Format:
+        """The format of the inputs."""
+        return Format.of(self.q.dtype)
+
+    def rows(self, dialect: Dialect, most: tuple[int, int, int] = SAMPLED, places: Places | None = None) -> Rows:
+        """The sampled rows in a dialect; most, places: as of a Reader.
+
+        Raises:
+            Unfit: the shapes make no call of attention.
+        """
+        return Reader(self, most, places).rows(dialect)
+
+
 class Reader:
     """Samples the rows of a call, read in one dialect after the other.
 
     Args:
-        evidence: the call. most: entries of the batch, heads and rows that are sampled at most.
+        call: the call. most: entries of the batch, heads and rows that are sampled at most.
         places: the indices of those that are taken instead.
     """
 
-    def __init__(
-        self, evidence: Evidence, most: tuple[int, int, int] = (ENTRIES, HEADS, ROWS),
-        places: tuple[Tensor, Tensor, Tensor] | None = None,
-    ):  # fmt: skip
+    def __init__(self, call: CapturedCall, most: tuple[int, int, int] = SAMPLED, places: Places | None = None):
         self.places = places
-        k = evidence.k
+        k = call.k
         size = max(k.numel() * 8 // max(k.shape[0] * k.shape[1], 1), 1)  # of a head of k in float64
         room = max(LARGEST // size, 1)  # heads of all entries
         entries, heads, rows = most
-        self.evidence, self.most = evidence, (max(min(entries, room // heads), 1), max(min(heads, room), 1), rows)
+        self.call, self.most = call, (max(min(entries, room // heads), 1), max(min(heads, room), 1), rows)
         self._tensors, self._biases = lru_cache(2)(self._read), lru_cache(4)(self._bias)
 
     def rows(self, dialect: Dialect) -> Rows:
@@ -52,7 +86,7 @@ class Reader:
         over = SOFTMAX_OVER.get(dialect.softmax)
         q, k, v, o, S, shape, places = self._tensors(dialect.layout, dialect.roles, dialect.heads, over)
         reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
-        options, heads = self.evidence.options, shape[1]
+        options, heads = self.call.options, shape[1]
         sinks = torch.full((heads,), -math.inf, dtype=torch.float64)
         if options.get("sinks") is not None and dialect.sinks != "ignored":
             sinks = options["sinks"].double().cpu().reshape(-1)
@@ -75,7 +109,7 @@ class Reader:
         return entries, heads, rows
 
     def _read(self, layout, roles, heads, over):
-        q, k, v, o = _laid_out(self.evidence, layout, roles)
+        q, k, v, o = _laid_out(self.call, layout, roles)
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if over == 2 and shape[2] * shape[3] > ALL_ROWS:
             raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
@@ -88,12 +122,12 @@ class Reader:
         return q, k, v, o, q @ k.mT, shape, places
 
     def _bias(self, causal, mask, window, keys, alibi, shape, over):
-        return _added(self.evidence.options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
+        return _added(self.call.options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
 
 
-def _laid_out(evidence, layout, roles):
+def _laid_out(call, layout, roles):
     """q, k, v, o as (batch, heads, sequence, head_dim)."""
-    tensors = dict(q=evidence.q, k=evidence.k, v=evidence.v, o=evidence.o)
+    tensors = dict(q=call.q, k=call.k, v=call.v, o=call.o)
     tensors = {name: as_read(x, name, layout) for name, x in tensors.items()}
     name, _, misread = layout.partition("_")
     if misread == "reshaped":  # memory of (batch, sequence, heads, head_dim), taken for (batch, heads, sequence, ...)
@@ -221,3 +255,15 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
 def _hiding(hidden):
     """What is added to scores where some are hidden, of the same shape."""
     return torch.zeros(hidden.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
+
+
+def taken(x: Tensor, entries: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+    """Of a tensor (batch, heads, rows, ...), what stands at these indices: (entries, heads, rows, ...)."""
+    return x[entries[:, None, None], heads[:, None], rows]
+
+
+def spread(count: int, most: float) -> Tensor:
+    """Indices of up to `most` of `count` things, evenly spread, the first and the last among them: int64."""
+    if count <= most:
+        return torch.arange(count)
+    return torch.linspace(0, count - 1, int(most), dtype=torch.float64).round().long().unique()

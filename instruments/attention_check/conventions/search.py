@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import Dialect, Rows, attend, changed, scores, weights
 from attention_check.conventions.conventions import CONVENTIONS
-from attention_check.conventions.evidence import Evidence
-from attention_check.conventions.reading import Reader, Unfit
+from attention_check.conventions.reading import CapturedCall, Reader, Unfit
 from fa_lib.kernels.rule import baseline_for
 
 FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
@@ -43,19 +42,19 @@ class Fit:
     Attributes:
         residual: root mean square of the difference over that of the dialect's output, over all sampled rows that
             count: they see a key, and they and what they see are finite. Infinite where no row counts.
-        of_rows: the same of each row, (entries, heads, rows); NaN where it does not count.
+        residual_by_row: the same of each row, (entries, heads, rows); NaN where it does not count.
         hidden_nan: rows that are finite, though what they see is not.
     """
 
     dialect: Dialect
     residual: float
-    of_rows: Tensor
+    residual_by_row: Tensor
     hidden_nan: int = 0
 
     @property
     def counted(self) -> Tensor:
-        """`of_rows` of the rows that count, (count,)."""
-        return self.of_rows[self.of_rows.isfinite()]
+        """`residual_by_row` of the rows that count, (count,)."""
+        return self.residual_by_row[self.residual_by_row.isfinite()]
 
     @property
     def share(self) -> float:
@@ -64,7 +63,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Standing:
+class FiniteMask:
     """Which rows count, and which do not, (entries, heads, rows) each.
 
     Attributes:
@@ -77,7 +76,7 @@ class Standing:
     hidden_nan: Tensor
 
     @classmethod
-    def of(cls, rows: Rows, golden: Tensor) -> "Standing":
+    def of(cls, rows: Rows, golden: Tensor) -> "FiniteMask":
         seen, due, finite = rows.seen[..., 0], golden.isfinite().all(-1), rows.o.isfinite().all(-1)
         return cls(seen & due & finite, seen & due & ~finite, seen & ~due & finite)
 
@@ -85,27 +84,27 @@ class Standing:
 def fit(rows: Rows, golden: Tensor | None = None) -> Fit:
     """How far the output is from a dialect, whose own is `golden`, where it is at hand."""
     golden = attend(rows) if golden is None else golden
-    standing = Standing.of(rows, golden)
-    counted, hidden = standing.counted, int(standing.hidden_nan.sum())
+    mask = FiniteMask.of(rows, golden)
+    counted, hidden = mask.counted, int(mask.hidden_nan.sum())
     error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))
     if not counted.any():
         return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan), hidden)
     floor = max(1e-3 * size[counted].mean().item(), TINY)  # where attention is 0, any error is large
-    of_rows = (error / size.clamp(min=floor)).sqrt().where(counted, math.nan)
+    residual_by_row = (error / size.clamp(min=floor)).sqrt().where(counted, math.nan)
     total = size[counted].sum().clamp(min=TINY)
-    return Fit(rows.dialect, (error[counted].sum() / total).sqrt().item(), of_rows, hidden)
+    return Fit(rows.dialect, (error[counted].sum() / total).sqrt().item(), residual_by_row, hidden)
 
 
-def search(evidence: Evidence) -> list[Fit]:
+def search(call: CapturedCall) -> list[Fit]:
     """The dialects that were tried, the nearest first, and of those about as near the simplest; the believed one is
     among them.
 
     Every convention alone comes first, then the products of the likely ones, then others beside the best so far.
     """
-    reader, choices = Reader(evidence, FEW), [each for each in CONVENTIONS if each.fits(evidence)]
-    fits = _Tried(reader)
+    reader, choices = Reader(call, FEW), [each for each in CONVENTIONS if each.fits(call)]
+    fits = FitCache(reader)
     fits.of([Dialect()])
-    enough = rounding_of(evidence)
+    enough = rounding_of(call)
     singles = [changed(Dialect(), each.aspect, each.choice) for each in choices]
     for more in (singles, _likely(choices)):
         if fits.least() > enough:
@@ -123,16 +122,16 @@ def search(evidence: Evidence) -> list[Fit]:
     return ranked(fits.found or [Fit(Dialect(), math.inf, torch.zeros(0))])
 
 
-def rounding_of(evidence: Evidence, dialect: Dialect | None = None) -> float:
+def rounding_of(call: CapturedCall, dialect: Dialect | None = None) -> float:
     """The relative residual up to which an error is rounding: ENOUGH times that of Baseline on the sampled rows, and
     UNITS where Baseline does not compute the dialect."""
-    units, dialect = UNITS * evidence.fmt.unit_roundoff, replace(dialect or Dialect(), factor=1.0)
+    units, dialect = UNITS * call.fmt.unit_roundoff, replace(dialect or Dialect(), factor=1.0)
     if not dialect.is_standard:
         return units
     try:
-        rows = Reader(evidence, FEW).rows(dialect)
-        q, k, v = (x.nan_to_num(0.0).to(evidence.fmt.dtype) for x in (rows.q, rows.k, rows.v))
-        own = baseline_for(evidence.fmt)(q, k, v, **rows.options()).double()
+        rows = call.rows(dialect, FEW)
+        q, k, v = (x.nan_to_num(0.0).to(call.fmt.dtype) for x in (rows.q, rows.k, rows.v))
+        own = baseline_for(call.fmt)(q, k, v, **rows.options()).double()
     except ValueError:  # the shapes do not fit, Unfit among them
         return units
     golden = attend(rows)
@@ -152,7 +151,7 @@ def _likely(choices):
     return [replace(Dialect(), **dict(zip(options, chosen))) for chosen in product(*options.values())]
 
 
-class _Tried:
+class FitCache:
     """Dialects that were tried."""
 
     def __init__(self, reader):
@@ -196,12 +195,12 @@ def _fair(fits):
     return [each for each in fits if each.hidden_nan <= believed]
 
 
-def fitted_factor(evidence: Evidence, dialect: Dialect) -> Dialect:
+def fitted_factor(call: CapturedCall, dialect: Dialect) -> Dialect:
     """The dialect whose output times a factor is nearest; the dialect itself where the factor is 1 to OFF, or does not
     help."""
-    rows = Reader(evidence).rows(dialect)
+    rows = call.rows(dialect)
     golden = attend(rows)
-    counted = Standing.of(rows, golden).counted
+    counted = FiniteMask.of(rows, golden).counted
     o, golden = rows.o[counted], golden[counted]
     factor = ((o * golden).sum() / golden.square().sum()).item()
     if not math.isfinite(factor) or abs(factor - 1) <= OFF or abs(factor) <= OFF:
@@ -209,9 +208,9 @@ def fitted_factor(evidence: Evidence, dialect: Dialect) -> Dialect:
     return replace(dialect, factor=factor)
 
 
-def first_keys(evidence: Evidence, dialect: Dialect) -> Dialect:
+def first_keys(call: CapturedCall, dialect: Dialect) -> Dialect:
     """The dialect in which keys before or from some place on alone are seen, where that is nearest."""
-    rows = Reader(evidence, FEWEST).rows(replace(dialect, keys=None))
+    rows = call.rows(replace(dialect, keys=None), FEWEST)
     P, n_kv, best = _unnormalised(rows), rows.shape[3], (math.inf, dialect)
     order = torch.arange(n_kv).expand(rows.q.shape[2], -1)
     sums = _errors(P, rows, order).sum(0), _errors(P, rows, order.flip(-1)).sum(0).flip(0)
@@ -223,9 +222,9 @@ def first_keys(evidence: Evidence, dialect: Dialect) -> Dialect:
     return dialect if best[1].keys == (0, n_kv) else best[1]
 
 
-def fitted_heads(evidence: Evidence, dialect: Dialect) -> Dialect:
+def fitted_heads(call: CapturedCall, dialect: Dialect) -> Dialect:
     """The dialect with the heads of the output in the order that is nearest, where each is nearest to another one."""
-    rows = Reader(evidence, (1, MANY, FEWEST[2])).rows(dialect)
+    rows = call.rows(dialect, (1, MANY, FEWEST[2]))
     heads = rows.shape[1]
     if dialect.heads or heads == 1 or rows.o.shape[1] < heads:
         return dialect
@@ -235,9 +234,9 @@ def fitted_heads(evidence: Evidence, dialect: Dialect) -> Dialect:
     return replace(dialect, heads=order) if other else dialect
 
 
-def fitted_window(evidence: Evidence, dialect: Dialect) -> Dialect:
+def fitted_window(call: CapturedCall, dialect: Dialect) -> Dialect:
     """The dialect with the window that is nearest, of so many keys before a row's own, and none or as many after it."""
-    rows = Reader(evidence, FEWEST).rows(replace(dialect, window=(None, None)))
+    rows = call.rows(replace(dialect, window=(None, None)), FEWEST)
     P, (n_q, n_kv), best = _unnormalised(rows), rows.shape[2:], (math.inf, dialect)
     before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
     for alike in (False, True):  # those after it are in no window, or as far as those before it
@@ -273,10 +272,10 @@ def dropout(rows: Rows) -> float | None:
     and the error's variance in every head is p / (1 - p) times that of P V with each weight alone. None where it is
     not."""
     golden = attend(rows)
-    standing = Standing.of(rows, golden)
-    if rows.dialect.softmax or standing.nan.any() or standing.hidden_nan.any() or not standing.counted.any():
+    mask = FiniteMask.of(rows, golden)
+    if rows.dialect.softmax or mask.nan.any() or mask.hidden_nan.any() or not mask.counted.any():
         return None
-    golden, o = (x.where(standing.counted[..., None], 0.0) for x in (golden, rows.o))
+    golden, o = (x.where(mask.counted[..., None], 0.0) for x in (golden, rows.o))
     error = o - golden
     odds = error.square().sum((0, 2, 3)) / (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
     along = ((error * golden).sum() / golden.square().sum()).abs().item()

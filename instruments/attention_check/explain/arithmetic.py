@@ -1,19 +1,23 @@
 """Which computation has an output's errors, where the function is known: a format, a carry, a quantised operand."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows, attend
-from attention_check.conventions.search import Standing
-from attention_check.explain.quantized import quantized
+from attention_check.conventions.search import FiniteMask
+from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
 from attention_check.measure import mistakes
+from attention_check.measure.mistakes import Cause, Hypothesis
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantization_schemes import SCHEMES
+from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, TF32, Format, truncated
 
@@ -22,38 +26,29 @@ COARSER = (FP32, TF32, BF16, FP16)
 SINGLE = 1024  # keys: with more, tiles of one take too long
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
 NOT_ARITHMETIC = ("scale_factor", "factor", "keep_missing")  # of mistakes: another function
+FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
+SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays
+INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q8_0": q8_0, "Q4_0": q4_0, "INT8": partial(by_row, most=127), "INT4": partial(by_row, most=7),
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Computation:
-    """A computation whose output was compared with one.
-
-    Attributes:
-        key: of mistakes.STEPS and their like; "kernel" (of a coarser format), "products" (only its products), "cut"
-            (the same, truncated); "quantized" (Q, K, V and P), "quantized_qkv" or "quantized_kv".
-        fmt: the format, or the key of SCHEMES. tiles: over which sums are carried in it; 0 of others.
-        share: of the squared error, that it reproduces.
-        factor: of a "bias".
-    """
-
-    key: str
-    fmt: str
-    share: float
-    tiles: int = 0
-    factor: float = 1.0
-
-
-def computation(rows: Rows, fmt: Format, output: Format) -> Computation | None:
+def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
     """The computation that reproduces most of the error in the worst rows of the worst head; None where none of those
     tried reproduces PARTLY of it.
 
     Args:
         fmt, output: of the inputs and of the output.
+
+    Returns:
+        Its key is one of mistakes.STEPS and their like; "kernel" (of a coarser format), "products" (only its products),
+        "cut" (the same, truncated), "written" or "written_k_scaled" (in unfused code); "quantized" (Q, K, V and P),
+        "quantized_qkv", "quantized_kv" or "quantized_qk". fmt: a format, a key of SCHEMES or INTEGERS, or SMOOTH.
     """
     if rows.dialect.softmax or rows.dialect.softcap:  # emulations have attention's softmax
         return None
     golden = attend(rows)
-    counted = Standing.of(rows, golden).counted
+    counted = FiniteMask.of(rows, golden).counted
     error = (rows.o - golden).square().mean(-1).where(counted, 0.0)  # (entries, heads, rows)
     entry, head = divmod(int(error.sum(-1).argmax()), error.shape[1])
     at = error[entry, head].topk(min(MOST_ROWS, int(counted[entry, head].sum()))).indices
@@ -61,29 +56,28 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Computation | None:
         return None
     q, o, due = (x[entry, head, at] for x in (rows.q, rows.o, golden))
     k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # these rows see nothing but numbers
-    bias = rows.bias[entry, head, at]
     sink = rows.sinks.reshape(-1)[head : head + 1]
     sinks = sink if (sink > -math.inf).all() else None
     options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)
-    worst = mistakes.Rows(q, k, v, o, due, dict(asked=bias), options)
+    worst = mistakes.Rows(q, k, v, o, due, dict(asked=rows.bias[entry, head, at]), options)
     precision = replace(Precision.kernel(fmt), output=output)
-    tried = [_coarser(worst, fmt, output, bias), _known(worst, precision)]
-    if sinks is None:
-        tried.insert(1, _quantized(worst, fmt, bias))
-    found: list[Computation] = []
-    for more in tried:  # the cheaper ones first
-        found += more
+    tried = [
+        _coarser(worst, fmt, output),
+        *([_quantized(worst, fmt)] if sinks is None else []),
+        _known(worst, precision),
+    ]
+    found: list[Cause] = []
+    for causes in tried:  # the cheaper ones first
+        found += causes
         best = max(found, key=lambda each: each.share, default=None)
         if best and best.share >= PARTLY:
             return best
     return None
 
 
-def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Computation]:
+def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Cause]:
     """Single steps in fewer bits."""
-    for each in mistakes.causes(rows, precision, BLOCK):
-        if each.same:
-            yield Computation(each.key, each.fmt, each.share, each.tiles, each.factor)
+    yield from (each for each in mistakes.causes(rows, precision, BLOCK) if each.same)
     n_kv = rows.k.shape[0]
     if n_kv > SINGLE:
         return
@@ -92,12 +86,13 @@ def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Computation]:
             rows.q, rows.k, rows.v, tiling=Tiling(64, 1), precision=replace(precision, accumulator=fmt, probs=FP32),
             mask=rows.masks["asked"], **rows.options,
         )  # fmt: skip
-        yield Computation("accumulator", fmt.name, _share(rows, o), n_kv)
+        yield Hypothesis("accumulator", o, fmt.name, n_kv).cause(rows)
 
 
-def _coarser(rows: mistakes.Rows, fmt: Format, output: Format, bias: Tensor) -> Iterator[Computation]:
+def _coarser(rows: mistakes.Rows, fmt: Format, output: Format) -> Iterator[Cause]:
     """A kernel of fewer bits than its inputs have: Q, K, V and P in them, and the answer too."""
-    options: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap", "sinks")} | dict(mask=bias)
+    options: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap", "sinks")}
+    options["mask"] = rows.masks["asked"]
     for low in COARSER:
         if low.precision >= fmt.precision:
             continue
@@ -105,21 +100,33 @@ def _coarser(rows: mistakes.Rows, fmt: Format, output: Format, bias: Tensor) -> 
             precision = replace(Precision.kernel(low), inputs=cut, probs=cut, output=answer)
             q, k, v = (cut(x) for x in (rows.q, rows.k, rows.v))
             o = kernels.tiled(q, k, v, tiling=Tiling(64, BLOCK), precision=precision, **options)
-            yield Computation(key, low.name, _share(rows, o))
+            yield Hypothesis(key, o, low.name).cause(rows)
         scale, exact = rows.options["scale"], replace(Precision.kernel(low), inputs=FP64, output=output)
         q, v = low(rows.q), low(rows.v)
         for key, k in (("written", low(rows.k)), ("written_k_scaled", low(rows.k * scale) / scale)):
-            o = kernels.reference(q, k, v, precision=exact, **options)
-            yield Computation(key, low.name, _share(rows, o))
+            yield Hypothesis(key, kernels.reference(q, k, v, precision=exact, **options), low.name).cause(rows)
 
 
-def _share(rows, o):
-    """Of the squared error, that an output reproduces."""
-    error = (rows.o - rows.golden).square().sum()
-    return 1 - ((rows.o - o.double()).square().sum() / error).item() if error else 0.0
-
-
-def _quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[Computation]:
-    """Operands in few bits."""
-    for key, scheme, o in quantized(rows, fmt, bias):
-        yield Computation(key, scheme, _share(rows, o))
+def _quantized(rows: mistakes.Rows, fmt: Format) -> Iterator[Cause]:
+    """Operands in few bits: FP8, block scales, and integers as caches hold them."""
+    q, k, v = rows.q, rows.k, rows.v
+    settings: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap")}
+    settings |= dict(mask=rows.masks["asked"], tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
+    for scheme in FLOATS:
+        group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
+        if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:
+            continue
+        of_all, cache = Quantization.of(scheme), Quantization.cache(scheme)
+        for key, operands in ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)), ("quantized_kv", cache):
+            yield Hypothesis(key, attention(q, k, v, operands, **settings), scheme).cause(rows)
+    tried = []
+    for scheme, integers in INTEGERS.items():
+        if scheme.endswith("_0") and (q.shape[-1] % GROUP or v.shape[-1] % GROUP):
+            continue
+        low_q, low_k, low_v = (integers(x) for x in (q, k, v))
+        tried.append(("quantized_kv", scheme, (q, low_k, low_v)))
+        tried.append(("quantized_qkv", scheme, (low_q, low_k, low_v)))
+        tried.append(("quantized_qk", scheme, (low_q, low_k, v)))
+    smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
+    for key, scheme, tensors in [*tried, ("quantized_qk", SMOOTH, smooth)]:
+        yield Hypothesis(key, kernels.tiled(*tensors, **settings), scheme).cause(rows)

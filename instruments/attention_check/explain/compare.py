@@ -1,26 +1,39 @@
 """Two kernels on the same inputs: how far they are from the golden value and from each other, and what makes it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_check.explain.emulations import Emulation, Fit, begun, choices, nearest, smallest_change
+from attention_check.explain.emulations import (
+    Emulation,
+    Fit,
+    begun,
+    changed,
+    choices,
+    emulation_text,
+    nearest,
+    smallest_change,
+)
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.closeness import closeness
 from attention_check.measure.mistakes import EXPLAINED
-from attention_check.probe.capture import AS_IT_IS, captured
+from attention_check.probe.capture import AS_IT_IS, Capture, captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.sampling import Sample, sampled
+from attention_check.probe.skipped import place
+from attention_check.report.sentence import as_times
+from attention_check.report.sentences_cause import has_this_error
 from fa_lib import kernels
 from fa_lib.execution.results import finite, provenance
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.kernel_ref import KernelRef, label_of
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -62,25 +75,19 @@ class ComparisonInputs:
         if self.on is None:
             if self.reading.layout != AS_IT_IS.layout or self.reading.allow_large:
                 raise ValueError("layout, allow_large: got one for drawn inputs; accepted is a file with it")
-            fmt, options, about = Format.of(self.fmt), self.reading.options({}), {}
-            shape = (1, self.heads, self.n, self.head_dim)
-            found = [fmt(x).to(fmt.dtype) for x in draw(self.distribution, self.seed, shape)]
+            fmt, shape = Format.of(self.fmt), (1, self.heads, self.n, self.head_dim)
+            drawn = (fmt(x).to(fmt.dtype) for x in draw(self.distribution, self.seed, shape))
+            call = Capture(*drawn, options=self.reading.options({}))
         else:
-            capture = captured(self.on, self.reading)
-            found, options, about = [capture.q, capture.k, capture.v], dict(capture.options), capture.about
-        q, k, v = (x[(None,) * (4 - x.ndim)].flatten(0, -4).to(self.device) for x in found)
-        if "mask" in options:
-            mask = options["mask"].expand(*found[0].shape[:-1], k.shape[-2])
-            options["mask"] = mask[(None,) * (4 - mask.ndim)].flatten(0, -4).to(self.device)
-        if "sinks" in options:
-            options["sinks"] = options["sinks"].to(self.device)
-        if not options.get("causal"):
-            options.pop("causal", None)
+            call = captured(self.on, self.reading)
+        call = call.in_four_dimensions()
+        q, k, v = (x.to(self.device) for x in (call.q, call.k, call.v))
+        options = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in call.options.items()}
         if self.decode:
             if q.shape[2] != k.shape[2] or {"mask", "window"} & options.keys():
                 raise ValueError("decode: got fewer queries than keys, a mask or a window; accepted is a call without")
             options["causal"] = True
-        return q, k, v, options, about
+        return q, k, v, options, call.about
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class Compared:
     """What `compare` found. A number that is not finite means that an output is not.
 
     Attributes:
-        a, b: names. question: it. about: where the inputs were captured.
+        a, b: keys of the kernels. question: it. about: where the inputs were captured.
         blind: compared rows that see no key: what they give is a convention, and they are left out of all that follows.
         errors: "a", "b" -> max, rmse, times_max and times_rmse (over Baseline's, on the same rows), of o - golden.
         bounds: "a", "b" -> a row of `closeness.closeness` on the same rows; nothing where there is none.
@@ -146,7 +153,8 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
     q, k, v, options, about = question.tensors()
     fmt = Format.of(q.dtype)
     sample = sampled(q, k, v, DECODED if question.decode else ROWS, **options)
-    fns = {name: _guarded(name) for name in (a, b)}
+    a, b = KernelRef.of(a), KernelRef.of(b)
+    fns = {kernel: _guarded(kernel) for kernel in (a, b)}
     outs = {
         "a": sample.taken(fns[a](q, k, v, **options)).double(),
         "b": _of_b(fns[b], question, sample, q, k, v, options),
@@ -168,19 +176,21 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
     fits, changes, explained = _explained(question, sample, outs, golden)
     close = {side: closeness(o, sample.q, sample.k, sample.v, sample.options) for side, o in outs.items()}
     return Compared(
-        a, b, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
+        a.key, b.key, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
         {side: row for side, rows in close.items() for row in rows}, distance,
         {side: asdict(fit.emulation) | dict(explained=fit.explained) for side, fit in fits.items()}, changes, explained,
     )  # fmt: skip
 
 
-def _guarded(name):
-    fn = kernels.plain(name)
+def _guarded(kernel):
+    fn = kernels.plain(kernel)
 
     def call(q, k, v, **options):
         answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
         if answer.outcome != Outcome.ANSWERED:
-            raise ValueError(f"kernel: {name.label} {answer.problem}; accepted are kernels that answer on these inputs")
+            raise ValueError(
+                f"kernel: {kernel.label} {answer.problem}; accepted are kernels that answer on these inputs"
+            )
         return answer.output.detach()
 
     return call
@@ -245,3 +255,50 @@ def _explained(question, part, outs, golden):
         best = [fit.emulation for fit in fits.values()] + ranked[:CANDIDATES]
         fits[side] = nearest(o, golden, emulate[side], tried, best)
     return fits, *smallest_change(outs["a"] - outs["b"], fits["a"], fits["b"].emulation, emulate["b"], EXPLAINED)
+
+
+def comparison_lines(found: Compared) -> list[str]:
+    """A short list for a terminal."""
+    distance = found.apart
+    how = ", token by token" if found.question.decode else ""
+    lines = [f"A is {label_of(found.a)}, B is {label_of(found.b)}{how}."]
+    if "layer" in found.about:
+        lines.append(f"The inputs were captured at {place(found.about)}.")
+    for side, errors in found.errors.items():
+        over = f"{as_times(errors['times_max'])} times Baseline's, rms {errors['rmse']:.3g}"
+        lines.append(f"{side.upper()} to the golden value: at most {errors['max']:.3g}, {over}.")
+    if found.blind:
+        lines.append(f"{found.blind:,} rows see no key. What a kernel gives there is a convention: they are left out.")
+    lines += _bounds_in_words(found)
+    if not distance["max"]:
+        return [*lines, "A and B give the same bits."]
+    over = f"{as_times(distance['times_max'])} times Baseline's largest error, rms {distance['rmse']:.3g}"
+    lines += [
+        f"A to B: at most {distance['max']:.3g}, {over}; {distance['differing']:.1%} of the outputs differ.",
+    ]
+    for side, fit in found.fits.items():
+        share = _share(fit["explained"])
+        lines.append(f"{side.upper()} is most like: {emulation_text(fit)}; that makes {share} of its squared error.")
+    sides = [found.fits[side] for side in ("a", "b")]
+    changes = [f"  {line}" for line in map(partial(changed, *sides), found.changes)]
+    if found.is_explained:
+        made = changes or ["  one kernel called in two ways: no step differs"]
+        return [*lines, f"What makes the difference ({_share(found.explained)} of its square):", *made]
+    lines.append(f"Not explained: no emulation that was tried makes {EXPLAINED:.0%} of the squared difference.")
+    return [*lines, f"The nearest makes {_share(found.explained)}:", *changes] if changes else lines
+
+
+def _bounds_in_words(found):
+    """Whether both are right, each to its own bound, and of one that is not what has its error."""
+    if found.is_rounding:
+        which = "Both are" if found.apart["max"] else "They are"
+        return [f"{which} within their own bounds, which are derived for these inputs: any difference is rounding."]
+    return [
+        f"{side.upper()} is beyond its own bound, {as_times(row['times'], 1)} times: {has_this_error(row)}."
+        for side, row in found.bounds.items()
+        if row["times"] > 1
+    ]
+
+
+def _share(x):
+    return "none" if x is None or not math.isfinite(x) or x <= 0 else f"{x:.1%}"

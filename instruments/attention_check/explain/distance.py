@@ -1,16 +1,16 @@
 """How far an output is from a dialect: over its bound, over Baseline's error, over its size."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, attend
-from attention_check.conventions.evidence import Evidence
-from attention_check.conventions.reading import Reader
-from attention_check.conventions.search import ENOUGH, NEAR, UNITS, Fit, Standing, fit, rounding_of
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend
+from attention_check.conventions.reading import CapturedCall, spread
+from attention_check.conventions.search import ENOUGH, NEAR, UNITS, FiniteMask, Fit, fit, rounding_of
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.tolerance import tolerance
 from fa_lib.kernels.precision import Precision
@@ -45,17 +45,17 @@ class Distance:
     rounding: float
 
     @classmethod
-    def of(cls, evidence: Evidence, dialect: Dialect) -> "Distance":
-        rows = Reader(evidence).rows(dialect)
+    def of(cls, call: CapturedCall, dialect: Dialect) -> "Distance":
+        rows = call.rows(dialect)
         golden = attend(rows)
-        standing, blind = Standing.of(rows, golden), _blind(rows)
-        over, (rule, own) = over_bound(rows, golden, evidence), _beside_baseline(rows, golden, evidence.fmt)
+        mask, blind = FiniteMask.of(rows, golden), _blind(rows)
+        over, (rule, own) = over_bound(rows, golden, call), _beside_baseline(rows, golden, call.fmt)
         bound = None if over is None else over.nan_to_num(0.0).max().item()
-        rows = replace(rows, o=rows.o.where(standing.counted[..., None], golden))
-        (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(evidence, dialect), ENOUGH * own)
+        rows = replace(rows, o=rows.o.where(mask.counted[..., None], golden))
+        (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(call, dialect), ENOUGH * own)
         return cls(
-            rows, fit(rows, golden), evidence.fmt, bound, rule, int(standing.nan.sum()),
-            int(standing.hidden_nan.sum()), blind, batch * heads * n_q, rounding,
+            rows, fit(rows, golden), call.fmt, bound, rule, int(mask.nan.sum()),
+            int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding,
         )  # fmt: skip
 
     @property
@@ -73,7 +73,7 @@ class Distance:
     @property
     def is_counted(self) -> bool:
         """Whether most rows see a key, or those that see none hold nothing that is strange."""
-        counted = self.fit.of_rows.isfinite().double().mean().item()
+        counted = self.fit.residual_by_row.isfinite().double().mean().item()
         return counted >= 0.5 or self.blind_rows != "other"
 
     @property
@@ -96,7 +96,7 @@ class Distance:
             believed: the residual as believed; None is this one. looked_at: rows; None are the sampled ones.
             more: fields.
         """
-        looked_at = self.fit.of_rows.numel() if looked_at is None else looked_at
+        looked_at = self.fit.residual_by_row.numel() if looked_at is None else looked_at
         fields: dict[str, Any] = (
             dict(nan_rows=self.nan_rows, hidden_nan=self.hidden_nan, blind_rows=self.blind_rows) | more
         )
@@ -106,7 +106,7 @@ class Distance:
         )  # fmt: skip
 
 
-def over_bound(rows: Rows, golden: Tensor, evidence: Evidence) -> Tensor | None:
+def over_bound(rows: Rows, golden: Tensor, call: CapturedCall) -> Tensor | None:
     """The largest error of each row over its bound (`attention_check.tolerance`), (entries, heads, rows), NaN where a
     row does not count; None where the dialect has no bound.
 
@@ -115,9 +115,9 @@ def over_bound(rows: Rows, golden: Tensor, evidence: Evidence) -> Tensor | None:
     """
     if not rows.dialect.is_standard or rows.dialect.factor != 1 or not rows.q.numel():
         return None
-    precision = replace(Precision.kernel(evidence.fmt), output=Format.of(evidence.o.dtype))
-    about = tolerance(*_finite(rows, evidence.fmt), precision=precision, **rows.options())
-    counted = Standing.of(rows, golden).counted
+    precision = replace(Precision.kernel(call.fmt), output=Format.of(call.o.dtype))
+    about = tolerance(*_finite(rows, call.fmt), precision=precision, **rows.options())
+    counted = FiniteMask.of(rows, golden).counted
     times = torch.cat(about.times(rows.o.where(counted[..., None], about.golden)), -1).amax(-1)
     return times.where(counted, math.nan)
 
@@ -125,7 +125,7 @@ def over_bound(rows: Rows, golden: Tensor, evidence: Evidence) -> Tensor | None:
 def _beside_baseline(rows, golden, fmt):
     """The largest error of a head over Baseline's largest there, in the worst head; and Baseline's residual on these
     rows."""
-    counted = Standing.of(rows, golden).counted[..., None]
+    counted = FiniteMask.of(rows, golden).counted[..., None]
     if not rows.dialect.is_standard or not rows.q.numel() or not counted.any():
         return math.inf, 0.0
     own, golden = baseline_for(fmt)(*_finite(rows, fmt), **rows.options()).double(), golden / rows.dialect.factor
@@ -152,3 +152,72 @@ def _blind(rows):
     if not found.any():
         return "zero"
     return "mean" if (found - mean).square().mean() <= NEAR**2 * mean.square().mean() else "other"
+
+
+PRODUCTS = 5e9  # multiplications of q k^T and P v together, for which all rows are looked at: some seconds
+FEWEST_ROWS = 16  # of each head, where all are too many
+SCORES = 2**23  # that are held at a time
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Rows of all entries and heads.
+
+    Attributes:
+        residual_by_row: their relative residuals (`search.Fit`), (batch, heads, rows); NaN where a row does not count,
+            and infinite where o is finite and should not be, or is not and should be.
+        errors: |o - attention| over the root mean square of the row of attention, (batch, heads, rows, d_v), float32.
+        nan_rows: those that are not finite though they should be. hidden_nan: those that are, and should not be.
+        places: the indices of entries, heads and rows.
+    """
+
+    residual_by_row: Tensor
+    errors: Tensor
+    nan_rows: int
+    hidden_nan: int
+    places: tuple[Tensor, Tensor, Tensor]
+
+    @property
+    def count(self) -> int:
+        return self.residual_by_row.numel()
+
+
+def scan(call: CapturedCall, sample: Rows) -> Scan:
+    """Look at all rows of all heads of a call in the dialect of a sample, or at evenly spread ones where these are too
+    many; at the sampled ones where the softmax is over another dimension than keys."""
+    places = places_of(call, sample)
+    residuals, errors, nan_rows, hidden = [], [], 0, 0
+    for rows in parts(call, sample, places):
+        golden = attend(rows)
+        mask = FiniteMask.of(rows, golden)
+        nan_rows += int(mask.nan.sum())
+        hidden += int(mask.hidden_nan.sum())
+        residual = fit(rows, golden).residual_by_row.masked_fill(mask.nan | mask.hidden_nan, math.inf)
+        residuals.append(residual.flatten())
+        size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
+        errors.append(((rows.o - golden).abs() / size).nan_to_num(math.inf).float().reshape(-1, golden.shape[-1]))
+    shape = tuple(len(at) for at in places)
+    return Scan(torch.cat(residuals).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places)
+
+
+def places_of(call: CapturedCall, sample: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """The indices of entries, heads and rows that are looked at."""
+    if sample.dialect.softmax in SOFTMAX_OVER:
+        return sample.places
+    batch, heads, n_q, n_kv = sample.shape
+    d = call.q.shape[-1] + call.v.shape[-1]
+    most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
+    return torch.arange(batch), torch.arange(heads), spread(n_q, max(min(most, n_q), FEWEST_ROWS))
+
+
+def parts(call: CapturedCall, sample: Rows, places: tuple[Tensor, Tensor, Tensor]) -> Iterator[Rows]:
+    """The rows at places, of one head after the other; all sampled ones together where the softmax couples them."""
+    if sample.dialect.softmax in SOFTMAX_OVER:
+        yield call.rows(sample.dialect)
+        return
+    entries, heads, rows_at = places
+    chunk = max(SCORES // sample.shape[3], 1)
+    for entry in entries.split(1):
+        for head in heads.split(1):
+            for part in rows_at.split(chunk):
+                yield call.rows(sample.dialect, places=(entry, head, part))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_check.measure.mistakes import explained_share
 from attention_check.measure.split_keys import in_splits
 from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
@@ -144,30 +145,25 @@ def choices(fmt: Format, options: Mapping[str, Any] = NO_OPTIONS) -> dict[str, t
     )  # fmt: skip
 
 
-def presets(fmt: Format) -> dict[str, Emulation]:
-    """Kernels that a search begins from: as shipped, torch's on CPU, attention written out, every step in the format,
-    one for decoding that rounds the results of 8 parts, and one that carries O in FP16."""
-    shipped, low = Emulation(probs=fmt.name), dict.fromkeys(("carried", "row_sum", "scores", "softmax"), fmt.name)
-    return dict(
-        as_shipped=shipped, torch_cpu=replace(shipped, tile=512, exponential="fast"),
-        written_out=replace(shipped, tile=0, scores=fmt.name), every_step=replace(shipped, normalised="tile", **low),
-        parts=replace(shipped, splits=8, partial=fmt.name), sums_in_fp16=replace(shipped, carried=FP16.name),
-    )  # fmt: skip
-
-
 def begun(fmt: Format) -> list[Emulation]:
-    """Where a search begins: `presets`, and tiles, orders, splits and carried formats in all combinations: what one of
-    these does to the rounding is as good as random to the others, so that they are not found one by one."""
+    """Where a search begins: kernels as they are made, and tiles, orders, splits and carried formats in all
+    combinations: what one of these does to the rounding is as good as random to the others, so that they are not found
+    one by one."""
     shipped, low, tiles = Emulation(probs=fmt.name), fmt.name, (64, 32, 128, 256, 512, 16)
     sums, steps = dict(carried=low, row_sum=low), dict(scores=low, softmax=low)
     carries = [
         {}, sums, sums | dict(normalised="tile"), sums | steps, sums | steps | dict(normalised="tile"),
         dict(carried=low), dict(carried=FP16.name),
     ]  # fmt: skip
+    made = [
+        shipped, replace(shipped, tile=512, exponential="fast"),  # torch's on CPU
+        replace(shipped, tile=0, scores=low), replace(shipped, normalised="tile", **sums, **steps),
+        replace(shipped, splits=8, partial=low), replace(shipped, carried=FP16.name),
+    ]  # fmt: skip
     tiled = [replace(shipped, tile=t, order=o, **c) for t in tiles for o in ("forward", "reverse") for c in carries]
     parts = [replace(shipped, tile=t, splits=s, **c) for t in tiles[:3] for s in SPLITS for c in carries[:2]]
     rounded = [replace(shipped, splits=s, partial=low) for s in SPLITS]
-    return list(dict.fromkeys([*presets(fmt).values(), *tiled, *parts, *rounded]))
+    return list(dict.fromkeys([*made, *tiled, *parts, *rounded]))
 
 
 @dataclass(frozen=True)
@@ -175,19 +171,12 @@ class Fit:
     """The Emulation that is nearest to a kernel.
 
     Attributes:
-        emulation: it. o: its output. explained: the share of the kernel's squared error that is left out when the
-            emulation's error is taken off; 1 is all of it; NaN where the kernel has no error.
+        emulation: it. o: its output. explained: of `mistakes.explained_share`.
     """
 
     emulation: Emulation
     o: Tensor
     explained: float
-
-
-def share(left: Tensor, whole: Tensor) -> float:
-    """1 - |left|^2 / |whole|^2, NaN where whole is 0."""
-    size = whole.square().sum().item()
-    return 1 - left.square().sum().item() / size if size else float("nan")
 
 
 def nearest(
@@ -216,7 +205,7 @@ def nearest(
         if best == before:
             break
     made = emulate(best)
-    return Fit(best, made, share(made - o, o - golden))
+    return Fit(best, made, explained_share(o, golden, made))
 
 
 def smallest_change(
@@ -236,7 +225,7 @@ def smallest_change(
     names, best = a.emulation.changes(b), ((), 0.0)
     for size in range(len(names) + 1):
         for chosen in combinations(names, size):
-            explained = share(difference - (a.o - emulate(a.emulation.taking(chosen, b))), difference)
+            explained = explained_share(difference, 0.0, a.o - emulate(a.emulation.taking(chosen, b)))
             if explained > best[1]:
                 best = chosen, explained
         if best[1] >= enough:

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.evidence import Evidence
-from attention_check.explain.explain_words import lines
+from attention_check.conventions.reading import CapturedCall
 from attention_check.explain.explanation import explanation
 from attention_check.explain.other_outputs import with_other_outputs
-from attention_check.explain.packed import kept_apart
 from attention_check.explain.verdict import Explanation
 from attention_check.probe.named_tensors import (
     BESIDE,
@@ -23,14 +21,14 @@ from attention_check.probe.named_tensors import (
     narrower_format,
     option_values,
 )
-from fa_lib.kernels.options import CallOptions, validate
+from fa_lib.kernels.options import CallOptions, validate, within
 from fa_lib.kernels.tensor_files import tensors
 from fa_lib.numerics.formats import Format
 
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
+def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
     """ "o", and "o_ref" where the file holds a second output -> the call with that output.
 
     Args:
@@ -57,7 +55,7 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
         beside, _ = _beside(named)
         of_second = {name: x for name, x in beside.items() if name in STARTS}
         return {
-            name: evidence(q, k, v, o, reading, options, beside if name == "o" else of_second)
+            name: captured_call(q, k, v, o, reading, options, beside if name == "o" else of_second)
             for name, o in outputs.items()
         }
     except ValueError as error:
@@ -107,11 +105,11 @@ def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
     return x.transpose(1, 2) if turn else x
 
 
-def evidence(
+def captured_call(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, reading: Reading | None = None,
     options: Mapping[str, Any] | None = None, beside: Mapping[str, Tensor] | None = None,
-) -> Evidence:  # fmt: skip
-    """The Evidence of tensors in a layout.
+) -> CapturedCall:  # fmt: skip
+    """The call of tensors in a layout.
 
     Args:
         q, k, v, o: of four dimensions, in the layout of `reading`; three are of one batch, two of one head as well.
@@ -138,7 +136,7 @@ def evidence(
         if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
             found["o"] = found["o"].to(dtype)
     held = {name: x for name, x in (options or {}).items() if x is not None}
-    call = Evidence(**found, options=held, others=others)
+    call = CapturedCall(**found, options=held, others=others)
     _check(call)
     return call
 
@@ -165,14 +163,7 @@ def _broadcasts(shape, to):
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))
 
 
-class Explained(Explanation):
-    """An Explanation that is printed as `fa-lib explain` prints it."""
-
-    def __str__(self) -> str:
-        return "\n".join(lines(self))
-
-
-def explain_call(call: Evidence) -> Explanation:
+def explain_call(call: CapturedCall) -> Explanation:
     """What an output is, and what came with it.
 
     Raises:
@@ -181,7 +172,7 @@ def explain_call(call: Evidence) -> Explanation:
     return with_other_outputs(call, explanation(call))
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explained:
+def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explanation:
     """Explain an output of q, k and v: is it rounding or a bug, and why? `print` it to read it.
 
     Args:
@@ -198,4 +189,46 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
     """
     beside, options = _beside(options)
     CallOptions.of(**options)
-    return Explained(**vars(explain_call(evidence(q, k, v, o, Reading(layout=layout), options, beside))))
+    return explain_call(captured_call(q, k, v, o, Reading(layout=layout), options, beside))
+
+
+LARGEST = 2**30  # scores of a head
+
+
+def kept_apart(n_q: int, n_kv: int, starts: dict[str, Tensor], options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a call of all sequences at once, in which none sees another.
+
+    Args:
+        n_q, n_kv: rows of all sequences. starts: of `named_tensors.STARTS`: (sequences + 1,), whole numbers from 0 to
+            n_q, and to n_kv; those of keys may be missing where they are q's.
+        options: of each sequence. A causal mask and a window stay options where every sequence has as many queries as
+            keys; else they are in the mask, each sequence aligned bottom-right.
+
+    Raises:
+        ValueError: the starts are not accepted, or there is a mask already.
+    """
+    if options.get("mask") is not None:
+        raise ValueError("mask: got it with packed sequences; accepted is one of mask and cu_seqlens")
+    if n_q * n_kv > LARGEST:
+        raise ValueError(f"cu_seqlens: got {n_q:,} queries and {n_kv:,} keys; accepted are {LARGEST:,} scores a head")
+    of_q, of_k = STARTS
+    ends = {"q": _whole(of_q, starts[of_q], n_q), "k": _whole(of_k, starts.get(of_k, starts[of_q]), n_kv)}
+    if len(ends["q"]) != len(ends["k"]):
+        raise ValueError(f"cu_seqlens_k: got {len(ends['k']) - 1} sequences; accepted are q's {len(ends['q']) - 1}")
+    options, same = dict(options), ends["q"] == ends["k"]
+    left, right = (None, None) if same else options.pop("window", None) or (None, None)
+    if not same and options.pop("causal", False):
+        right = 0 if right is None else min(right, 0)
+    visible = torch.zeros(n_q, n_kv, dtype=torch.bool)
+    for first, end, first_key, end_key in zip(ends["q"], ends["q"][1:], ends["k"], ends["k"][1:]):
+        block = within(end - first, end_key - first_key, left, right, visible.device)
+        visible[first:end, first_key:end_key] = block
+    return options | dict(mask=visible)
+
+
+def _whole(name, starts, rows):
+    ends = [int(x) for x in starts.reshape(-1).tolist()]
+    if ends[:1] != [0] or ends[-1] != rows or sorted(ends) != ends:
+        accepted = f"rising numbers from 0 to {rows}, the rows of all sequences"
+        raise ValueError(f"{name}: got {ends[:6]}{' ...' if len(ends) > 6 else ''}; accepted are {accepted}")
+    return ends

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
-from attention_check.explain.arithmetic import NOT_ARITHMETIC, Computation
-from attention_check.explain.quantized import SMOOTH
-from attention_check.explain.verdict import Explanation, Verdict
-from attention_check.explain.whereabouts import Whereabouts
+from attention_check.explain.arithmetic import NOT_ARITHMETIC, SMOOTH
+from attention_check.explain.verdict import Explanation, Verdict, WrongRegions
+from attention_check.measure.mistakes import Cause
 from attention_check.report.sentences_cause import subject
 
 SAME = 1.1  # times the other's error: two outputs that are as near
-COMPUTATIONS = {  # key of a Computation -> what has these errors
+COMPUTATIONS = {  # key of a Cause -> what has these errors
     "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
     "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
     "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
@@ -25,7 +24,7 @@ COMPUTATIONS = {  # key of a Computation -> what has these errors
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
     "quantized_qk": "q and k in {fmt}",
 }
-FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Computation
+FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Cause
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
     Verdict.CONVENTION: "The output is right under another convention than yours: choose one of the two.",
@@ -56,7 +55,7 @@ OUT_OF_SIGHT = (
 
 
 @dataclass(frozen=True)
-class Worded:
+class ExplanationText:
     """An Explanation in words.
 
     Attributes:
@@ -70,29 +69,32 @@ class Worded:
     beside: list[tuple[Verdict | None, list[str]]]
 
     @property
+    def groups(self) -> list[tuple[Verdict | None, list[str]]]:
+        """The lines on the output, then those of `beside`, each group with its verdict."""
+        return [(self.verdict, [self.headline, *self.reasons]), *self.beside]
+
+    @property
     def gravest(self) -> tuple[Verdict, str]:
         """The worst verdict of the output, its log-sum-exp and its gradients, and what is said first of it."""
-        groups = [(self.verdict, self.headline), *((verdict, group[0]) for verdict, group in self.beside if verdict)]
+        groups = [(verdict, group[0]) for verdict, group in self.groups if verdict]
         return max(groups, key=lambda group: [*Verdict].index(group[0]))
 
 
-def worded(found: Explanation, name: str = "o") -> Worded:
+def to_text(found: Explanation, name: str = "o") -> ExplanationText:
     """An Explanation in words; name: of the output."""
     verdict = {
         Verdict.ROUNDING: _rounding, Verdict.CONVENTION: _convention, Verdict.PRECISION: _precision,
         Verdict.BUG: _bug,
     }[found.verdict](found, name)  # fmt: skip
     headline, *reasons = [*verdict, *_shared(found)]
-    return Worded(found.verdict, headline, reasons, [*_beside(found)])
+    return ExplanationText(found.verdict, headline, reasons, [*_beside(found)])
 
 
 def lines(found: Explanation, name: str = "o") -> list[str]:
-    """As `worded`, a line each: the verdict, and under it its reasons."""
-    words = worded(found, name)
-    groups = [(words.verdict, [words.headline, *words.reasons]), *words.beside]
+    """As `to_text`, a line each: the verdict, and under it its reasons."""
     return [
         f"{'NOT JUDGED' if verdict is None else verdict.name}: {line}" if i == 0 else f"  {line}"
-        for verdict, group in groups for i, line in enumerate(group)
+        for verdict, group in to_text(found, name).groups for i, line in enumerate(group)
     ]  # fmt: skip
 
 
@@ -233,13 +235,13 @@ def _bound(found):
         yield f"Its largest error is {found.times_bound:.2g} of what a right {found.fmt} kernel may have{rule}."
 
 
-def _computation(found: Computation) -> str:
+def _computation(found: Cause) -> str:
     words = COMPUTATIONS.get(found.key)
     text = words.format(fmt=FORMATS.get(found.fmt, found.fmt)) if words else subject(vars(found))
     return f"{text} ({found.share:.0%} of the squared error)"
 
 
-def _where(where: Whereabouts) -> str:
+def _where(where: WrongRegions) -> str:
     axes = ("entry", "entries", where.entries), ("head", "heads", where.heads), ("row", "rows", where.rows), (
         "feature", "features", where.features)  # fmt: skip
     parts = [f"{one if _is_one(ranges) else many} {_listed(ranges)}" for one, many, ranges in axes if ranges]

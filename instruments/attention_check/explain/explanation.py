@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
 from attention_check.conventions.conventions import BY_CHOICE, Kind
-from attention_check.conventions.evidence import Evidence, spread
-from attention_check.conventions.reading import Reader, Unfit
+from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import (  # fmt: skip
     FEW,
     NEAR,
@@ -28,10 +27,8 @@ from attention_check.conventions.search import (  # fmt: skip
     search,
 )
 from attention_check.explain.arithmetic import NOT_ARITHMETIC, computation
-from attention_check.explain.distance import Distance, over_bound
-from attention_check.explain.scan import Scan, scan
-from attention_check.explain.verdict import Explanation, Verdict
-from attention_check.explain.whereabouts import Whereabouts, whereabouts
+from attention_check.explain.distance import Distance, Scan, over_bound, scan
+from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, wrong_regions
 from fa_lib.numerics.formats import Format
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
@@ -43,95 +40,95 @@ EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
 
 
-def explanation(evidence: Evidence) -> Explanation:
+def explanation(call: CapturedCall) -> Explanation:
     """Explain an output.
 
     Raises:
         Unfit: the tensors make no call of attention in any layout.
     """
-    outcome = Distance.of(evidence, Dialect()) if _fits(evidence, Dialect()) else None
+    outcome = Distance.of(call, Dialect()) if _fits(call, Dialect()) else None
     if outcome is not None and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
-        return _everywhere(evidence, outcome, Verdict.ROUNDING, outcome.residual)
-    fits = search(evidence)
+        return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
+    fits = search(call)
     nearest = sorted(fits, key=lambda each: each.residual)[:SHOWN]
     tried = tuple((each.dialect.changes(), each.residual) for each in nearest)
-    return replace(_not_as_believed(evidence, outcome, fits), tried=tried)
+    return replace(_diagnose(call, outcome, fits), tried=tried)
 
 
-def _not_as_believed(evidence: Evidence, outcome: Distance | None, fits: list[Fit]) -> Explanation:
+def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit]) -> Explanation:
     """Explain an output that is no rounding as believed.
 
     Args:
         outcome: of the believed dialect; None where its shapes make no call. fits: of `search`.
     """
-    if outcome is None and not any(each.of_rows.numel() for each in fits):
+    if outcome is None and not any(each.residual_by_row.numel() for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
     best = fits[0].dialect
-    if fits[0].residual > rounding_of(evidence, best):
-        best = _fitted(evidence, fits[0])
-    numbers = outcome if outcome and best == Dialect() else Distance.of(evidence, best)
+    if fits[0].residual > rounding_of(call, best):
+        best = _fitted(call, fits[0])
+    numbers = outcome if outcome and best == Dialect() else Distance.of(call, best)
     believed = outcome.residual if outcome else math.inf
     if numbers.nan_rows or numbers.hidden_nan:
-        return _not_finite(scan(evidence, numbers.rows), numbers, believed)
+        return _not_finite(scan(call, numbers.rows), numbers, believed)
     if numbers.is_rounding or numbers.is_right:
-        return _everywhere(evidence, numbers, _of_conventions(best), believed)
+        return _verdict_if_uniform(call, numbers, _of_conventions(best), believed)
     if numbers.residual <= COARSE:
-        found = computation(numbers.rows, evidence.fmt, Format.of(evidence.o.dtype))
+        found = computation(numbers.rows, call.fmt, Format.of(call.o.dtype))
         if found and found.key in NOT_ARITHMETIC and not numbers.is_even:  # of the worst head alone
             found = None
         if found or numbers.is_even and numbers.residual <= NEAR:
             wrong = found and found.key in NOT_ARITHMETIC or _of_conventions(best) == Verdict.BUG
             verdict = Verdict.BUG if wrong else Verdict.PRECISION
-            return _everywhere(evidence, numbers, verdict, believed, found)
+            return _verdict_if_uniform(call, numbers, verdict, believed, found)
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
-        if fits[0].share < PART and (share := dropout(Reader(evidence).rows(dialect))):
-            return Distance.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
+        if fits[0].share < PART and (share := dropout(call.rows(dialect))):
+            return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
     if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
         numbers = outcome or numbers
-    value = evidence.o.flatten()[0].item()
-    if not math.isnan(value) and (evidence.o == value).all():
+    value = call.o.flatten()[0].item()
+    if not math.isnan(value) and (call.o == value).all():
         return numbers.explained(Verdict.BUG, believed, constant=value)
-    found = scan(evidence, numbers.rows)
-    where, part = _located(evidence, found, _wrong(found.of_rows, numbers.rounding), numbers, fits)
+    found = scan(call, numbers.rows)
+    where, part = _located(call, found, _wrong(found.residual_by_row, numbers.rounding), numbers, fits)
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
 
 
-def _everywhere(evidence, numbers, verdict, believed, arithmetic=None):
+def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
     """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
-    found = scan(evidence, numbers.rows)
+    found = scan(call, numbers.rows)
     if found.nan_rows or found.hidden_nan:
         return _not_finite(found, numbers, believed)
-    wrong = _beyond(evidence, found, numbers)
+    wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
-        where, part = _located(evidence, found, wrong, numbers, [])
+        where, part = _located(call, found, wrong, numbers, [])
         return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 
 
 def _not_finite(found: Scan, numbers: Distance, believed: float) -> Explanation:
     """An output that is not finite where it should be, or the other way; and where."""
-    wrong = found.of_rows.isinf()[..., None].expand_as(found.errors)
+    wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     (batch, heads, n_q, _), features = numbers.rows.shape, wrong.shape[-1]
-    where = whereabouts(wrong, found.places, (batch, heads, n_q, features))
+    where = wrong_regions(wrong, found.places, (batch, heads, n_q, features))
     counts = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, **counts)
 
 
-def _fits(evidence, dialect):
+def _fits(call, dialect):
     try:
-        Reader(evidence, (1, 1, 1)).rows(dialect)
+        call.rows(dialect, (1, 1, 1))
     except Unfit:
         return False
     return True
 
 
-def _fitted(evidence, nearest):
+def _fitted(call, nearest):
     """The nearest dialect, or it with some keys alone, a window, or a factor, where that is right."""
     found = [nearest]
-    changed = [change(evidence, nearest.dialect) for change in (fitted_window, first_keys, fitted_heads, fitted_factor)]
-    if _fits(evidence, Dialect()):
-        changed.append(fitted_factor(evidence, Dialect()))
-    found += [fit(Reader(evidence).rows(dialect)) for dialect in changed]
+    changed = [change(call, nearest.dialect) for change in (fitted_window, first_keys, fitted_heads, fitted_factor)]
+    if _fits(call, Dialect()):
+        changed.append(fitted_factor(call, Dialect()))
+    found += [fit(call.rows(dialect)) for dialect in changed]
     best = min(found, key=lambda each: each.residual)
     return best.dialect if best.residual <= min(NEAR, nearest.residual / SIMPLER) else nearest.dialect
 
@@ -146,39 +143,39 @@ def _of_conventions(dialect: Dialect) -> Verdict:
     return Verdict.CONVENTION if changes else Verdict.ROUNDING
 
 
-def _beyond(evidence: Evidence, found: Scan, numbers: Distance) -> Tensor:
-    """Which rows of a scan are wrong where the sampled ones are not, bool like `found.of_rows`: their error is far
-    above that of most, and beyond their bound as those of the sample are not."""
-    finite = found.of_rows[found.of_rows.isfinite()]
+def _rows_over_bound(call: CapturedCall, found: Scan, numbers: Distance) -> Tensor:
+    """Which rows of a scan are wrong where the sampled ones are not, bool like `found.residual_by_row`: their error is
+    far above that of most, and beyond their bound as those of the sample are not."""
+    finite = found.residual_by_row[found.residual_by_row.isfinite()]
     usual = finite.median().item() if finite.numel() else 0.0
-    suspect = found.of_rows > max(UNLIKE * usual, numbers.fmt.unit_roundoff)
+    suspect = found.residual_by_row > max(UNLIKE * usual, numbers.fmt.unit_roundoff)
     if numbers.times_bound is None:
         worst = numbers.fit.counted.max().item() if numbers.fit.counted.numel() else 0.0
-        return suspect & (found.of_rows > max(UNLIKE * worst, numbers.rounding))
+        return suspect & (found.residual_by_row > max(UNLIKE * worst, numbers.rounding))
     wrong, (entries, heads, rows_at) = torch.zeros_like(suspect), found.places
     for i, j in suspect.any(-1).nonzero().tolist():
         at = suspect[i, j].nonzero().flatten()
         at = at[spread(len(at), SUSPECTS)]
-        rows = Reader(evidence, places=(entries[i : i + 1], heads[j : j + 1], rows_at[at])).rows(numbers.rows.dialect)
-        over = over_bound(rows, attend(rows), evidence)
+        rows = call.rows(numbers.rows.dialect, places=(entries[i : i + 1], heads[j : j + 1], rows_at[at]))
+        over = over_bound(rows, attend(rows), call)
         if over is not None:
             wrong[i, j, at] = over[0, 0] > max(1.0, UNLIKE * numbers.times_bound)
     return wrong
 
 
 def _located(
-    evidence: Evidence, found: Scan, wrong_rows: Tensor, numbers: Distance, fits: list[Fit]
-) -> tuple[Whereabouts | None, dict[str, Any] | None]:
+    call: CapturedCall, found: Scan, wrong_rows: Tensor, numbers: Distance, fits: list[Fit]
+) -> tuple[WrongRegions | None, dict[str, Any] | None]:
     """The wrong part of an output, and the dialect in which it is right.
 
     Args:
-        wrong_rows: bool, like `found.of_rows`. fits: of `search`.
+        wrong_rows: bool, like `found.residual_by_row`. fits: of `search`.
     """
-    if not wrong_rows.any() or wrong_rows[found.of_rows.isfinite()].all():
+    if not wrong_rows.any() or wrong_rows[found.residual_by_row.isfinite()].all():
         return None, None
     least, (batch, heads, n_q, _) = min(numbers.rounding, UNITS * numbers.fmt.unit_roundoff), numbers.rows.shape
     wrong = (found.errors > 3 * least) & wrong_rows[..., None]
-    where = whereabouts(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
+    where = wrong_regions(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
     at = [indices.unique() for indices in wrong_rows.nonzero(as_tuple=True)]
     entries, heads_at, rows_at = (
         each[on_axis[spread(len(on_axis), most)]] for each, on_axis, most in zip(found.places, at, FEW)
@@ -190,7 +187,7 @@ def _located(
         if same or each.dialect.layout != numbers.rows.dialect.layout or each.dialect.softmax in SOFTMAX_OVER:
             continue  # in another layout the places are other values
         try:
-            other = fit(Reader(evidence, places=places).rows(each.dialect)).of_rows
+            other = fit(call.rows(each.dialect, places=places)).residual_by_row
         except Unfit:
             continue
         if (other <= NEAR).double().mean() >= EXPLAINS:
@@ -198,8 +195,8 @@ def _located(
     return where, None
 
 
-def _wrong(of_rows: Tensor, least: float) -> Tensor:
+def _wrong(residual_by_row: Tensor, least: float) -> Tensor:
     """Rows whose relative error is far above that of most, and no rounding."""
-    finite = of_rows[of_rows.isfinite()]
+    finite = residual_by_row[residual_by_row.isfinite()]
     lowest = finite.quantile(0.1).item() if 0 < finite.numel() < 2**24 else 0.0
-    return of_rows > max(WRONG * lowest, 2 * least)
+    return residual_by_row > max(WRONG * lowest, 2 * least)

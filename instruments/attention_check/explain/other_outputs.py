@@ -1,36 +1,324 @@
-"""What the log-sum-exp and the gradients are that came with an output, under the output's dialect."""
+"""What a gradient is that came with an output: right, right read otherwise, or which other one."""
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
 
-from attention_check.conventions.attention import Dialect
-from attention_check.conventions.conventions import CONVENTIONS
-from attention_check.conventions.derivatives import GRADIENTS
-from attention_check.conventions.evidence import Evidence
-from attention_check.conventions.reading import Unfit
-from attention_check.explain.gradients import RightGradients, gradient
-from attention_check.explain.log_sum_exp import judged_log_sum_exp
-from attention_check.explain.verdict import Explanation
+import torch
+from torch import Tensor
+
+from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores
+from attention_check.conventions.conventions import CONVENTIONS, Convention
+from attention_check.conventions.derivatives import GRADIENTS, Group, fp32_errors, gradients, turned
+from attention_check.conventions.reading import CapturedCall, Unfit, as_read, spread, taken
+from attention_check.conventions.search import NEAR, OFF, UNITS
+from attention_check.explain.distance import parts, places_of
+from attention_check.explain.verdict import Explanation, OtherOutput, Verdict, wrong_regions
+from fa_lib import kernels
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED, baseline_for
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import FP32, Format
+
+PRODUCTS = 2e10  # multiplications of gradients that are computed for a call: some seconds; four times as many at most
+PASSES = 10  # over q k^T, that a head's gradients take
+SLOW = 2**21  # scores of a head: with more, sums one term after the other take too long
+NEARER = 4.0  # times: so much nearer another gradient must be
+ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
+SIGMAS = 3.0  # times the error to expect of FP32 alone: where Baseline makes none
+TOGETHER = 32  # rows that share the largest error which is rounding
+MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
+
+
+@dataclass(frozen=True)
+class RightGradients:
+    """The gradients of some heads of a call in a dialect, all rows of them.
+
+    Attributes:
+        groups: the query heads that share a head of k and v, of each entry that is looked at, of `across` heads of k
+            and v each. values: their gradients. allowed: the largest error that is rounding, of
+            neighbouring rows.
+        count: of groups that the call has. cost: multiplications of one.
+    """
+
+    call: CapturedCall
+    dialect: Dialect
+    groups: list[Group]
+    across: int
+    values: list[dict[str, Tensor]]
+    allowed: list[dict[str, Tensor]]
+    count: int
+    cost: int
+
+    @classmethod
+    def of(cls, call: CapturedCall, dialect: Dialect) -> "RightGradients":
+        """
+        Raises:
+            Unfit: there are no gradients of the dialect, or they are too many to compute.
+        """
+        q, k = (as_read(getattr(call, name), name, dialect.layout) for name in "qk")
+        (batch, heads, n_q, d), (_, kv_heads, n_kv, _) = q.shape, k.shape
+        if (cost := PASSES * heads // kv_heads * n_q * n_kv * d) > 4 * PRODUCTS:
+            raise Unfit(f"{n_q:,} queries and {n_kv:,} keys would take too long")
+        room = max(PRODUCTS / max(cost, 1), 1)
+        across = spread(kv_heads, room).tolist()
+        at = product(spread(batch, max(room / len(across), 1)).tolist(), across)
+        groups = [Group.of(call, dialect, *each) for each in at]
+        values = [gradients(each.rows, each.dO) for each in groups]
+        allowed = [_rounding(*each, call.fmt) for each in zip(groups, values)]
+        return cls(call, dialect, groups, len(across), values, allowed, batch * kv_heads, cost)
+
+    def of_heads(self, name: str, parts: list[dict[str, Tensor]]) -> Tensor:
+        """What a gradient should be, of `values`, or may be off, of `allowed`: (entries, heads, n, d or 1)."""
+        x = torch.stack([each[name] for each in parts])
+        x = x if GRADIENTS[name] == "q" else x[:, None]
+        return x.unflatten(0, (-1, self.across)).flatten(1, 2)
+
+    def select(self, x: Tensor, name: str) -> Tensor:
+        """The part of a gradient of all heads that `of_heads` has."""
+        entries, heads, _ = self.places(name)
+        return x[entries][:, heads].double().cpu()
+
+    def shape(self, name: str) -> tuple[int, int, int, int]:
+        """Of the whole gradient: batch, heads, n, d."""
+        batch, heads, n_q, n_kv = self.groups[0].rows.shape
+        of_q, features = GRADIENTS[name] == "q", self.values[0][name].shape[-1]
+        return batch, heads if of_q else self.count // batch, n_q if of_q else n_kv, features
+
+    def places(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """The indices of entries, heads and rows of `of_heads`."""
+        entries = torch.cat([each.rows.places[0] for each in self.groups]).unique()
+        first = self.groups[: self.across]
+        of_q = GRADIENTS[name] == "q"
+        heads = torch.cat([each.rows.places[1] for each in first]) if of_q else torch.tensor([g.kv_head for g in first])
+        return entries, heads, torch.arange(self.values[0][name].shape[-2])
+
+
+def gradient(right: RightGradients, name: str, choices: list[Convention]) -> OtherOutput:
+    """What one gradient is.
+
+    Args:
+        name: of GRADIENTS. choices: conventions that it may follow where the output does not.
+
+    Raises:
+        Unfit: its shape is not that of the tensor that it is of.
+    """
+    x, as_read = _in_a_known_shape(right, name)
+    due, allowed = right.of_heads(name, right.values), right.of_heads(name, right.allowed)
+    x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
+    error = (x - due).abs().nan_to_num(math.inf)
+    residual, times = _residual(x, due), (error / allowed).max().item()
+    as_output = partial(OtherOutput, name, residual=residual, times=times, looked_at=(len(right.groups), right.count))
+    if times <= 1:
+        return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
+    by_head = error.square().mean((2, 3))  # (entries, heads)
+    worst = int(by_head.argmax()) * len(right.groups) // by_head.numel()
+    tried = [
+        (_residual(*each), change, more) for change, *each, more in _other_gradients(right, name, x, worst, choices)
+    ]
+    least, change, more = min(tried, key=lambda one: one[0])
+    if least <= min(NEAR, residual / NEARER):
+        return as_output(verdict=Verdict.BUG, change=change, **more)
+    wrong = error > allowed
+    if residual <= NEAR and wrong.any(-1).double().mean() > MOST:
+        return as_output(verdict=Verdict.PRECISION)
+    where = wrong_regions(wrong, right.places(name), right.shape(name))
+    return as_output(verdict=Verdict.BUG, where=where)
+
+
+def _in_a_known_shape(right: RightGradients, name: str) -> tuple[Tensor, str]:
+    """The heads of a gradient that are looked at, and how they are read: "" is as the tensor that it is of."""
+    of = GRADIENTS[name]
+    whole, shape = turned(right.call, right.dialect, name, of), right.shape(name)
+    batch, heads, n, d = shape
+    group = right.groups[0].rows.q.shape[1]
+    if whole.shape == shape:
+        return right.select(whole, name), ""
+    if whole.shape == (batch, n, heads, d):
+        return right.select(whole.transpose(1, 2), name), "heads_last"
+    if of != "q" and whole.shape == (batch, heads * group, n, d):
+        parts = [whole[each.rows.places[0][0]][each.rows.places[1]].double().sum(0).cpu() for each in right.groups]
+        return torch.stack(parts).unflatten(0, (-1, right.across)), "for_each_query_head"
+    raise Unfit(f"its shape is {tuple(right.call.others[name].shape)}, where {shape} is due, that of {of}")
+
+
+def _other_gradients(
+    right: RightGradients, name: str, x: Tensor, worst: int, choices: list[Convention]
+) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Any]]]:
+    """Wrong gradients to compare with: the key of a mistake, the given gradient of one group, the one that the mistake
+    makes, and fields of an OtherOutput."""
+    group, values = right.groups[worst], right.values[worst]
+    per = x.shape[1] // right.across
+    entry, at = divmod(worst, right.across)
+    x = x[entry, at * per : (at + 1) * per]
+    x = x if GRADIENTS[name] == "q" else x[0]
+
+    def of(rows: Rows = group.rows, dO: Tensor = group.dO, **more: Any) -> Tensor:
+        return gradients(rows, dO, **more)[name]
+
+    factor = ((x * values[name]).sum() / values[name].square().sum().clamp(min=1e-300)).item()
+    if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
+        scale = group.rows.scale if name != "dv" else 1.0
+        known = {"unscaled": 1 / scale, "scaled_twice": scale}
+        change = next((key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)), "factor")
+        yield change, x, factor * values[name], dict(factor=factor)
+    other = {"dq": "dk", "dk": "dq"}.get(name, "")
+    if other and values[other].shape == x.shape:
+        yield "of_the_other", x, values[other], {}
+    if name != "dv" and group.rows.dialect.is_standard:
+        yield "without_delta", x, of(fn=_undivided), {}
+    dO = turned(right.call, right.dialect, "dO", "o")
+    batch, heads, n, d = dO.shape
+    entries, heads_at, _ = group.rows.places
+    for memory in (dO.reshape(batch, n, heads, d).transpose(1, 2), dO.transpose(1, 2).reshape(dO.shape)):
+        yield "dO_in_memory_order", x, of(dO=memory[entries][:, heads_at].double().cpu()), {}
+    for each in choices[: int(4 * PRODUCTS / max(right.cost, 1))]:
+        dialect = changed(right.dialect, each.aspect, each.choice)
+        try:
+            rows = Group.of(right.call, dialect, int(entries[0]), group.kv_head).rows
+        except Unfit:
+            continue
+        yield "dialect", x, of(rows), dict(dialect=dialect.changes())
+
+
+def _undivided(rows: Rows) -> Tensor:
+    """Attention whose row sums have no gradient: what is left where rowsum(dO * O) is not subtracted."""
+    lse = log_sum_exp(rows).detach()[..., None]
+    return torch.exp(scores(rows) - lse.where(lse.isfinite(), 0.0)) @ rows.v
+
+
+def _residual(x: Tensor, due: Tensor) -> float:
+    """Root mean square of an error over that of what is due."""
+    error = (x - due).square().mean().nan_to_num(math.inf)
+    return (error / due.square().mean().clamp(min=1e-300)).sqrt().item()
+
+
+def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, Tensor]:
+    """The largest error of each gradient that still is rounding, of TOGETHER rows, (..., n, 1): the largest of ROOM *
+    ALLOWED times Baseline's there, the same of an emulated flash kernel, and SIGMAS times `fp32_errors`. In FP32 eager
+    code stands for Baseline where a head has more than SLOW scores. In a dialect that no kernel computes it is UNITS
+    unit roundoffs of the largest gradient."""
+    rows = group.rows
+    if not rows.dialect.is_standard:
+        return {name: _largest(UNITS * fmt.unit_roundoff * x.abs()) for name, x in right.items()}
+    slow = fmt.precision >= FP32.precision and rows.products[0, 0].numel() > SLOW
+    flash = partial(kernels.tiled, tiling=Tiling(64, 64), precision=Precision.kernel(fmt))
+    found = {name: SIGMAS * _largest(error) for name, error in fp32_errors(rows, group.dO).items()}
+    for kernel in (kernels.unfused if slow else baseline_for(fmt), flash):
+        q, k, v, dO = (x.nan_to_num(0.0).to(fmt.dtype) for x in (rows.q, rows.k[:, :1], rows.v[:, :1], group.dO))
+        x = [each.requires_grad_() for each in (q, k, v)]
+        dq, dk, dv = torch.autograd.grad(rows.dialect.factor * kernel(*x, **rows.options()), x, dO)
+        for name, own in dict(dq=dq[0], dk=dk[0, 0], dv=dv[0, 0]).items():
+            error = ROOM * ALLOWED[name] * _largest((own.double() - right[name]).abs())
+            found[name] = torch.maximum(found[name], error)
+    return found
+
+
+def _largest(errors: Tensor) -> Tensor:
+    """The largest of the errors (..., n, d) of each TOGETHER rows, (..., n, 1)."""
+    parts = errors.amax(-1, keepdim=True).split(TOGETHER, -2)
+    return torch.cat([part.amax(-2, keepdim=True).expand_as(part) for part in parts], -2).clamp(min=1e-300)
+
+
+WITHOUT_SINKS = dict(sinks="ignored")  # what is added to o afterwards needs it so
+
+
+def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Convention]) -> OtherOutput:
+    """What the log-sum-exp of a call is, of all rows, or of evenly spread ones as `scan` takes them.
+
+    Args:
+        choices: conventions that it may follow where the output does not.
+
+    Raises:
+        Unfit: its shape is not that of rows.
+    """
+    sample = call.rows(dialect)
+    batch, heads, n_q, _ = sample.shape
+    x, as_read = call.others["lse"], ""
+    if x.shape == (batch, n_q, heads) != (batch, heads, n_q):
+        x, as_read = x.transpose(1, 2), "heads_last"
+    if x.shape != (batch, heads, n_q):
+        raise Unfit(f"lse has the shape {tuple(call.others['lse'].shape)}, where {(batch, heads, n_q)} is due")
+    fmt, squares, times, count, off = Format.of(x.dtype), 0.0, 0.0, 0, 0
+    places = places_of(call, sample)
+    for rows in parts(call, sample, places):
+        due = log_sum_exp(rows)
+        sees = due.isfinite()  # a NaN score, or no key, has none
+        error = (taken(x, *rows.places).double().cpu() - due)[sees].abs().nan_to_num(math.inf)
+        if error.numel():
+            over = error / _bound(rows, due, fmt)[sees]
+            times, off = max(times, over.max().item()), off + int((over > 1).sum())
+        squares, count = squares + error.square().sum().item(), count + error.numel()
+    residual, looked_at = math.sqrt(squares / max(count, 1)), (len(places[2]) * batch * heads, x.numel())
+    if times <= 1:
+        verdict = Verdict.CONVENTION if as_read else Verdict.ROUNDING
+        return OtherOutput("lse", verdict, residual, times, as_read, looked_at=looked_at)
+    own = taken(x, *sample.places).double().cpu()
+    tried = [(_off(own, other), change, more) for change, other, more in _other_log_sum_exps(call, sample, choices)]
+    least, change, more = min(tried, key=lambda one: one[0])
+    if least <= min(NEAR, residual / NEARER):
+        verdict = Verdict.BUG if change == "dialect" and more != WITHOUT_SINKS else Verdict.CONVENTION
+        return OtherOutput("lse", verdict, residual, times, change, dialect=more, looked_at=looked_at)
+    verdict = Verdict.PRECISION if residual <= NEAR and off > MOST * count else Verdict.BUG
+    return OtherOutput("lse", verdict, residual, times, looked_at=looked_at)
+
+
+def _other_log_sum_exps(
+    call: CapturedCall, rows: Rows, choices: list[Convention]
+) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    """What may be given for a log-sum-exp: the key of the change, it, and its dialect."""
+    due, m = log_sum_exp(rows), scores(rows).amax(-1)
+    yield "base_2", due / math.log(2), {}
+    yield "negative", -due, {}
+    yield "maximum", m, {}
+    yield "without_maximum", due - m, {}
+    yield "sum", (due - m).exp(), {}
+    for each in choices:
+        dialect = changed(rows.dialect, each.aspect, each.choice)
+        try:
+            yield "dialect", log_sum_exp(call.rows(dialect, places=rows.places)), dialect.changes()
+        except Unfit:
+            continue
+
+
+def _off(x: Tensor, due: Tensor) -> float:
+    """Root mean square of a difference, of the rows that see a key."""
+    sees = due.isfinite()
+    found = (x - due)[sees].square().mean().sqrt() if sees.any() else torch.tensor(math.inf)
+    return found.nan_to_num(math.inf).item()
+
+
+def _bound(rows: Rows, due: Tensor, fmt: Format) -> Tensor:
+    """Of the error of log-sum-exps whose products, exponentials and sums are in FP32, (entries, heads, rows)."""
+    u, n_kv = FP32.unit_roundoff, rows.shape[3]
+    products = (rows.q.abs() @ rows.k.abs().mT).amax(-1) * abs(rows.scale)
+    bias = rows.bias.nan_to_num(neginf=0.0).abs().amax(-1)
+    return (rows.q.shape[-1] + 4) * u * (products + bias) + (n_kv + 8) * u + 2 * fmt.unit_roundoff * due.abs()
+
 
 SHARED = ("layout", "roles", "heads", "softmax")  # aspects that they have as the output has them: no other is tried
 
 
-def with_other_outputs(evidence: Evidence, found: Explanation) -> Explanation:
+def with_other_outputs(call: CapturedCall, found: Explanation) -> Explanation:
     """An Explanation with what its log-sum-exp and its gradients are, and why some were not judged."""
     dialect, others, reasons = Dialect(**found.dialect), [], []
-    choices = [each for each in CONVENTIONS if each.aspect not in (*SHARED, *found.dialect) and each.fits(evidence)]
+    choices = [each for each in CONVENTIONS if each.aspect not in (*SHARED, *found.dialect) and each.fits(call)]
     right = None  # of all gradients, computed for the first one
     for name in ("lse", *GRADIENTS):
-        if name not in evidence.others:
+        if name not in call.others:
             continue
         try:
             if name == "lse":
-                others.append(judged_log_sum_exp(evidence, dialect, choices))
-            elif "dO" not in evidence.others:
+                others.append(judged_log_sum_exp(call, dialect, choices))
+            elif "dO" not in call.others:
                 raise Unfit("dO is needed beside it")
             elif name == "dv" and found.blind_rows == "mean":
                 raise Unfit("rows that see no key are the mean of v, and have gradients that are not computed here")
             else:
-                right = right or RightGradients.of(evidence, dialect)
+                right = right or RightGradients.of(call, dialect)
                 others.append(gradient(right, name, choices))
         except Unfit as error:
             reasons.append(f"{name}: {error}")

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import torch
 
-from attention_check.explain.cut import AXES, CALLED, Cut
-from attention_check.explain.standalone_limit import judged
-from attention_check.explain.standalone_test import standalone
+from attention_check.explain.standalone_test import judged, standalone
 from attention_check.isolation.calls import KernelError, call_or_raise
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.closeness import BoundCheck
@@ -28,6 +26,52 @@ from fa_lib.kernels.option_names import OwnNames
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
 BLOCKS = (2, 4, 8, 16, 32)  # that an axis is cut into, one after the other
+AXES = {  # of a Cut, in the order they are cut, and in words
+    "batch": "batch", "groups": "heads of keys", "places": "query heads of each", "rows": "queries", "keys": "keys",
+    "features": "head_dim", "values": "head_dim of V",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The indices of a call that are left, along each of AXES. A head of Q is its group's (a head of K and V) times the
+    group's size plus its place."""
+
+    batch: tuple[int, ...]
+    groups: tuple[int, ...]
+    places: tuple[int, ...]
+    rows: tuple[int, ...]
+    keys: tuple[int, ...]
+    features: tuple[int, ...]
+    values: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, call: Capture) -> "Cut":
+        """Nothing of a call is left out."""
+        q, k, v = call.q, call.k, call.v
+        sizes = (len(q), k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+        return cls(*(tuple(range(size)) for size in sizes))
+
+    def of(self, call: Capture) -> Capture:
+        """What is left of a call."""
+        group = call.q.shape[1] // call.k.shape[1]
+        heads = [g * group + place for g in self.groups for place in self.places]
+        q = _at(call.q, self.batch, heads, self.rows, self.features)
+        k = _at(call.k, self.batch, self.groups, self.keys, self.features)
+        v = _at(call.v, self.batch, self.groups, self.keys, self.values)
+        options = dict(call.options)
+        if "mask" in options:
+            full = options["mask"].expand(*call.q.shape[:3], call.k.shape[2])
+            options["mask"] = _at(full, self.batch, heads, self.rows, self.keys)
+        if "sinks" in options:
+            options["sinks"] = _at(options["sinks"], heads)
+        return Capture(q, k, v, options, about=call.about)
+
+
+def _at(x, *along):
+    for axis, index in enumerate(along):
+        x = x.index_select(axis, torch.tensor(index))
+    return x
 
 
 @dataclass(frozen=True)
@@ -208,17 +252,11 @@ def _steady(kernel, first, again):
 
 def _needed(call):
     """A call of (batch, heads, sequence, head_dim), its options without those that are a kernel's defaults."""
-    q, k, v = (
-        x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x[(None,) * (4 - x.ndim)] for x in (call.q, call.k, call.v)
-    )
-    options = dict(call.options)
-    if not options.get("causal"):
-        options.pop("causal", None)
-    if options.get("scale") is not None and abs(options["scale"] * q.shape[-1] ** 0.5 - 1) < 1e-6:
+    call = call.in_four_dimensions()
+    options = {name: x for name, x in call.options.items() if x is not None}
+    if "scale" in options and abs(options["scale"] * call.q.shape[-1] ** 0.5 - 1) < 1e-6:
         options.pop("scale")
-    if "mask" in options:
-        options["mask"] = options["mask"].expand(*call.q.shape[:-1], k.shape[-2]).reshape(*q.shape[:-1], k.shape[-2])
-    return Capture(q, k, v, {name: x for name, x in options.items() if x is not None}, about=call.about)
+    return replace(call, options=options)
 
 
 def _square(call):
@@ -257,7 +295,7 @@ def failure_sentence(shrunk: Shrunk) -> str:
 
 def sizes_sentence(shrunk: Shrunk) -> str:
     """What is left of each axis: "keys 512 to 65, head_dim 64 to 1"."""
-    return ", ".join(f"{CALLED[axis]} {was} to {left}" for axis, (was, left) in shrunk.sizes().items()) or "one of each"
+    return ", ".join(f"{AXES[axis]} {was} to {left}" for axis, (was, left) in shrunk.sizes().items()) or "one of each"
 
 
 def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:

@@ -4,10 +4,74 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from attention_check.conventions.conventions import BY_CHOICE, Convention
-from attention_check.explain.arithmetic import Computation
-from attention_check.explain.whereabouts import Whereabouts
+from attention_check.measure.mistakes import Cause
 from fa_lib.execution.results import finite
+
+MOST = 4  # ranges that are listed; more are no pattern
+IN, OUT = 0.5, 0.05  # of the values: so many are wrong in the one part, and at most so many in the other
+
+
+@dataclass(frozen=True)
+class WrongRegions:
+    """The parts of an output that are wrong, where they lie apart from those that are right.
+
+    Attributes:
+        share: of the rows, that are wrong.
+        entries, heads, rows, features: (first, last) of each range of indices that is wrong, the others being right;
+            () where the wrong ones do not lie apart along that axis.
+        of: how many indices each axis has: entries, heads, rows, features.
+    """
+
+    share: float
+    entries: tuple[tuple[int, int], ...]
+    heads: tuple[tuple[int, int], ...]
+    rows: tuple[tuple[int, int], ...]
+    features: tuple[tuple[int, int], ...]
+    of: tuple[int, int, int, int]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the wrong ones lie apart along some axis."""
+        return bool(self.entries or self.heads or self.rows or self.features)
+
+
+def wrong_regions(wrong: Tensor, places: tuple[Tensor, ...], shape: tuple[int, int, int, int]) -> WrongRegions:
+    """Where the wrong values lie.
+
+    Args:
+        wrong: bool (entries, heads, rows, features) of sampled rows.
+        places: the indices that were sampled of the first three axes. shape: of the whole output.
+    """
+    axes = (*places, torch.arange(shape[3]))
+    ranges = [_ranges(wrong, axis, at) for axis, at in enumerate(axes)]
+    entries, heads, rows, features = ranges
+    return WrongRegions(wrong.any(-1).double().mean().item(), entries, heads, rows, features, shape)
+
+
+def _ranges(wrong, axis, at):
+    """The ranges of the indices `at` along an axis in which most values are wrong, where hardly any other is."""
+    others = [i for i in range(4) if i != axis]
+    share = wrong.double().mean(others)  # of the values at each index
+    largest = share.max()
+    bad = share > IN * largest
+    if not largest or bad.all() or share[~bad].mean() > OUT * largest:
+        return ()
+    found: list[list[int]] = []
+    for i, is_bad in enumerate(bad.tolist()):
+        if not is_bad:
+            continue
+        if found and i and bad[i - 1]:
+            found[-1][1] = int(at[i])
+        else:
+            found.append([int(at[i]), int(at[i])])
+    return tuple((first, last) for first, last in found) if len(found) <= MOST else ()
+
+
+ARITHMETIC = ("key", "fmt", "share", "tiles", "factor")  # of a Cause, in a record
 
 
 class Verdict(StrEnum):
@@ -41,7 +105,7 @@ class OtherOutput:
     change: str = ""
     factor: float = 1.0
     dialect: dict[str, Any] = field(default_factory=dict)
-    where: Whereabouts | None = None
+    where: WrongRegions | None = None
     looked_at: tuple[int, int] = (0, 0)
 
 
@@ -75,8 +139,8 @@ class Explanation:
     times_rule: float
     residual: float
     believed: float
-    arithmetic: Computation | None = None
-    where: Whereabouts | None = None
+    arithmetic: Cause | None = None
+    where: WrongRegions | None = None
     part: dict[str, Any] | None = None
     dropout: float | None = None
     constant: float | None = None
@@ -87,6 +151,12 @@ class Explanation:
     tried: tuple[tuple[dict[str, Any], float], ...] = ()
     others: tuple[OtherOutput, ...] = ()
     not_judged: str = ""
+
+    def __str__(self) -> str:
+        """As `fa-lib explain` prints it."""
+        from attention_check.explain.explain_words import lines  # which imports this module
+
+        return "\n".join(lines(self))
 
     @property
     def worst(self) -> Verdict:
@@ -106,4 +176,7 @@ class Explanation:
 
 def record(found: Explanation) -> dict[str, Any]:
     """An Explanation as JSON holds it; numbers that are not finite are None."""
-    return finite(asdict(found))
+    as_dict = asdict(found)
+    if found.arithmetic:
+        as_dict["arithmetic"] = {name: getattr(found.arithmetic, name) for name in ARITHMETIC}
+    return finite(as_dict)

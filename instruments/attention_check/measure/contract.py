@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from attention_check.conventions.attention import Dialect
-from attention_check.conventions.evidence import Evidence
+from attention_check.conventions.reading import CapturedCall
 from attention_check.isolation.calls import KernelError, call_kernel, kernel_errors, with_kernel_errors
 from attention_check.isolation.worker import Outcome
 from attention_check.measure import wrong_answers
@@ -143,7 +143,7 @@ class _Asker:
             if asked == HEAD_DIM:
                 limit = _limit(self.distances[fmt])
             if off > limit:
-                outcome, note = _compared(Evidence(q, k, v, answer.output, options), limit)
+                outcome, note = _compared(CapturedCall(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
         elif outcome == Outcome.REFUSED and call.options and not answer.problem.startswith(REFUSALS):
@@ -277,7 +277,7 @@ def _typed(fn):
 
 
 def _compared(call, limit):
-    """Outcome and note of an answer of the right shape, an Evidence, whose distance from attention's is above a
+    """Outcome and note of an answer of the right shape, an CapturedCall, whose distance from attention's is above a
     limit."""
     if call.options.get("causal") and wrong_answers.residual(call, Dialect(causal="top_left")) <= limit:
         return Outcome.ANSWERED, "top_left"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.conventions import keys_of
-from attention_check.conventions.evidence import Evidence
+from attention_check.conventions.reading import CapturedCall
 from attention_check.conventions.search import search
 from fa_lib import kernels
 from fa_lib.kernels.options import ResolvedOptions
@@ -33,6 +33,7 @@ ROUNDINGS = (
 )  # fmt: skip
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
 TIMES = torch.linspace(-3, 3, 25, dtype=torch.float64).exp2().tolist()  # the scale, that are tried first
+WITH_FACTOR = ("scale_factor", "factor", "bias")  # mistakes with a number that is fitted to the error
 FITTED = 0.02  # of the share that a mistake with a number fitted to the error must explain more than one without
 EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
 BIASES = 2.0  # unit roundoffs that outputs are off at most, in the mean, where P and they are rounded to one side
@@ -60,6 +61,35 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Hypothesis:
+    """A computation that may have made an output.
+
+    Attributes:
+        key, fmt, tiles, factor: as of a Cause. o: what it gives for the rows, (rows, d_v).
+        declared: its formats and tiles are those that the kernel declares.
+    """
+
+    key: str
+    o: Tensor
+    fmt: str = ""
+    tiles: int = 0
+    factor: float = 1.0
+    declared: bool = False
+
+    def cause(self, rows: "Rows") -> Cause:
+        """Score it on the rows."""
+        share = explained_share(rows.o, rows.golden, self.o)
+        return Cause(self.key, share >= EXPLAINED, share, self.fmt, self.tiles, self.factor)
+
+
+def explained_share(o: Tensor, golden: Tensor | float, emulated: Tensor) -> float:
+    """The share of an output's squared error that an emulation explains: 1 - |o - emulated|² / |o - golden|². 1 is all
+    of it; errors that have nothing to do with each other give less than 0; NaN where the output has no error."""
+    error = (o - golden).square().sum().item()
+    return 1 - (o - emulated).square().sum().item() / error if error else math.nan
+
+
+@dataclass(frozen=True)
 class Rows:
     """The worst rows of one head, and what a kernel gave for them.
 
@@ -76,7 +106,7 @@ class Rows:
     golden: Tensor
     masks: dict[str, Tensor]
     options: dict[str, Any]
-    entry: Evidence | None = None
+    entry: CapturedCall | None = None
 
     @classmethod
     def worst(cls, times: Tensor, o: Tensor, golden: Tensor, tensors: tuple, fmt: Format, options: dict) -> "Rows":
@@ -112,7 +142,7 @@ def _entry(tensors, o, options, head, fmt):
     if mask is not None:
         mask = mask.expand(*tensors[0].shape[:-1], k.shape[-2])
         options = options | dict(mask=mask[(None,) * (4 - mask.ndim)].flatten(0, -4)[at])
-    return Evidence(q[at], k[at], v[at], o[at], options)
+    return CapturedCall(q[at], k[at], v[at], o[at], options)
 
 
 def cause(rows: Rows, precision: Precision, block: int) -> Cause | None:
@@ -127,61 +157,50 @@ def causes(rows: Rows, precision: Precision, block: int) -> list[Cause]:
     Args:
         precision: as declared. block: keys of a tile, as declared.
     """
-    found = []
-    for key, about, o in _mistakes(rows, precision, block):
-        found += _rated(key, about, o, rows.o, rows.golden)
-    found += _conventions(rows.entry) if rows.entry is not None else []
-    return [each for *_, each in sorted(found, key=lambda each: each[:2], reverse=True)]
+    found = [_rated(each, rows) for each in _mistakes(rows, precision, block)]
+    found += [_convention(rows.entry)] if rows.entry is not None else []
+    return [each for *_, each in sorted(filter(None, found), key=lambda each: each[:2], reverse=True)]
 
 
-def _conventions(entry: Evidence) -> list[tuple[bool, float, Cause]]:
+def _convention(entry: CapturedCall) -> tuple[bool, float, Cause] | None:
     """As `_rated`, of the conventions that the output of an entry of the batch is nearest to."""
     fits = search(entry)
     believed = next((each.residual for each in fits if not each.dialect.changes()), math.inf)
     best, changes = fits[0], fits[0].dialect.changes()
     share = 1 - (best.residual / believed) ** 2 if believed else 0.0
-    key = keys_of(changes)
-    return [(True, share, Cause(key, True, share))] if changes and share >= EXPLAINED else []
+    return (True, share, Cause(keys_of(changes), True, share)) if changes and share >= EXPLAINED else None
 
 
-def _rated(key: str, about: dict, o: Tensor, ours: Tensor, golden: Tensor) -> list[tuple[bool, float, Cause]]:
-    """A Cause with what it is chosen by, where a mistake's output has the error of ours, or one of its size.
-
-    Args:
-        about: what is to be told of it; o: its output.
-    """
-    size = (ours - golden).square().sum()
-    share = 1 - ((ours - o).square().sum() / size).item() if size else 0.0
-    times = ((o - golden).square().sum() / size).sqrt().item() if size else math.inf
-    reproduces = share >= EXPLAINED
-    alike = about.get("declared", False) and 1 / ALIKE <= times <= ALIKE
-    if not (reproduces or alike):
-        return []
-    detail = {name: about[name] for name in ("fmt", "tiles", "factor") if name in about}
-    fits = share - FITTED * ("factor" in about)
-    return [(reproduces, fits if reproduces else -abs(math.log(times)), Cause(key, reproduces, share, **detail))]
+def _rated(tried: Hypothesis, rows: Rows) -> tuple[bool, float, Cause] | None:
+    """A Cause with what it is chosen by; None where the hypothesis has neither the error of the rows nor, in the
+    declared tiles, one of its size."""
+    found = tried.cause(rows)
+    if found.same:
+        return True, found.share - FITTED * (tried.key in WITH_FACTOR), found
+    size = (rows.o - rows.golden).square().sum()
+    times = ((tried.o - rows.golden).square().sum() / size).sqrt().item() if size else math.inf
+    return (False, -abs(math.log(times)), found) if tried.declared and 1 / ALIKE <= times <= ALIKE else None
 
 
-def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[str, dict, Tensor]]:
-    """Key, what is to be told of it, and the output (rows, d_v) of each mistake."""
+def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[Hypothesis]:
     n_kv, mask = rows.k.shape[0], rows.masks["asked"]
     tensors = rows.q, rows.k, rows.v
     for key, other in rows.masks.items():
         if key != "asked":
-            yield key, {}, kernels.golden(*tensors, inputs=precision.inputs, mask=other, **rows.options)
+            yield Hypothesis(key, kernels.golden(*tensors, inputs=precision.inputs, mask=other, **rows.options))
 
     def scaled(times: float) -> Tensor:
         options = rows.options | dict(scale=times * rows.options["scale"])
         return kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
 
     times = _nearest_factor(lambda factor: (scaled(factor) - rows.o).square().sum().item())
-    yield "scale_factor", dict(factor=times), scaled(times)
+    yield Hypothesis("scale_factor", scaled(times), factor=times)
     factor = ((rows.o * rows.golden).sum() / rows.golden.square().sum().clamp(min=1e-300)).item()
     biased = abs(factor - 1) <= BIASES * precision.probs.unit_roundoff
-    yield "bias" if biased else "factor", dict(factor=factor), factor * rows.golden
+    yield Hypothesis("bias" if biased else "factor", factor * rows.golden, factor=factor)
     if rows.options["keep"] is not None:
         options: dict[str, Any] = rows.options | dict(keep=None, dropout_p=0.0)
-        yield "keep_missing", {}, kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
+        yield Hypothesis("keep_missing", kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options))
     exact = replace(precision, output=FP64)  # else the rounding of the answer hides what makes the error
 
     def emulated(changed: Precision, **kernel_options) -> Tensor:
@@ -197,15 +216,13 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
             carried = key in CARRIED
             blocks = dict.fromkeys((block, *(size for size in BLOCKS if size < n_kv))) if carried else (block,)
             for size in blocks:
-                about = dict(fmt=fmt.name, declared=size == block) | (dict(tiles=-(-n_kv // size)) if carried else {})
+                tiles = -(-n_kv // size) if carried else 0
                 for algorithm in ("fa2", "fa1") if carried else ("fa2",):
-                    yield key, about, emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
-    kernel_options, detail = (
-        dict(tiling=Tiling(64, block), algorithm="fa2"),
-        dict(fmt=precision.probs.name, declared=True),
-    )
+                    o = emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
+                    yield Hypothesis(key, o, fmt.name, tiles, declared=size == block)
     cut = replace(exact, probs=truncated(precision.probs))
-    yield "probs_truncated", detail, emulated(cut, **kernel_options)
+    o = emulated(cut, tiling=Tiling(64, block), algorithm="fa2")
+    yield Hypothesis("probs_truncated", o, precision.probs.name, declared=True)
 
 
 def _nearest_factor(far: Callable[[float], float]) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.mistakes import explained_share
 from attention_check.measure.reference_cache import Inputs, reference_values
 from attention_check.measure.reference_store import references
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -51,8 +52,7 @@ def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: b
 
     Returns:
         dict: queries, emulated (the emulation's largest error over Baseline's), times_max (the kernel's), explained:
-        the share of the kernel's squared error that is left out when the emulation's error is taken off; 1 is all, and
-        errors that have nothing to do with each other give less than 0.
+        of `mistakes.explained_share`.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
     reference = references().tensors(reference_values, inputs)
@@ -63,6 +63,5 @@ def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: b
     if answer.outcome != Outcome.ANSWERED:
         return found | dict(times_max=None, explained=None)
     o = answer.output[..., inputs.rows(), :].double().cpu()
-    left, error = (o - emulated).square().sum().item(), (o - golden).square().sum().item()
     times = over_baseline(deviation(o, golden, fmt).max, baseline)
-    return found | dict(times_max=times, explained=1 - left / error)
+    return found | dict(times_max=times, explained=explained_share(o, golden, emulated))

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import keys_of
-from attention_check.conventions.evidence import Evidence
-from attention_check.conventions.reading import Reader
+from attention_check.conventions.reading import CapturedCall
 from attention_check.conventions.search import fit, fitted_factor, search
 from attention_check.isolation.calls import KernelError, kernel_errors
 from fa_lib.kernels.layouts import first_output
@@ -28,12 +27,12 @@ def distance(o: Tensor, golden: Tensor) -> float:
     return ((o.double() - golden).square().mean().sqrt() / golden.square().mean().sqrt()).item()
 
 
-def residual(call: Evidence, dialect: Dialect) -> float:
+def residual(call: CapturedCall, dialect: Dialect) -> float:
     """As `distance`, of some rows of a call, and of attention in a dialect."""
-    return fit(Reader(call).rows(dialect)).residual
+    return fit(call.rows(dialect)).residual
 
 
-def diagnose(call: Evidence) -> str:
+def diagnose(call: CapturedCall) -> str:
     """What a wrong answer is: the keys of `conventions.CONVENTIONS` that it is nearest to, with "+" between them;
     "factor" where it is a multiple of attention; else "other"."""
     best = search(call)[0]
@@ -58,4 +57,4 @@ def transposed_output(fn: Callable, q: Tensor, k: Tensor, v: Tensor, options: di
         return ""
     if not isinstance(o, Tensor) or o.shape != (*q.transpose(1, 2).shape[:3], v.shape[-1]):
         return ""
-    return TRANSPOSED if residual(Evidence(q, k, v, o, options), Dialect(layout="o_bshd")) <= CLOSE else ""
+    return TRANSPOSED if residual(CapturedCall(q, k, v, o, options), Dialect(layout="o_bshd")) <= CLOSE else ""

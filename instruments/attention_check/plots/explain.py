@@ -18,7 +18,7 @@ def explained_reports(table: pd.DataFrame, caption: str) -> Figure:
     """Draw a line for each report, from its residual as believed to the one as read.
 
     Args:
-        table: of `check.explain.report_rows.report_row`, with a column thread.
+        table: of `check.public_reports.report_row`, with a column thread.
     """
     order = {verdict: i for i, verdict in enumerate(COLORS)}
     rows = table.assign(order=table.verdict.map(order)).sort_values(["order", "thread"], kind="stable")

@@ -76,12 +76,26 @@ class Capture:
             o.register_hook(reached)
         return captured
 
+    def in_four_dimensions(self) -> "Capture":
+        """The same call of (batch, heads, sequence, head_dim), without o and dO; its mask is as large as the
+        scores, and a causal that is False is left out."""
+        q, k, v = (in_four_dimensions(x) for x in (self.q, self.k, self.v))
+        options = {name: x for name, x in self.options.items() if name != "causal" or x}
+        if "mask" in options:
+            options["mask"] = in_four_dimensions(options["mask"].expand(*self.q.shape[:-1], k.shape[-2]))
+        return Capture(q, k, v, options, about=self.about)
+
     def write(self, path: str | Path) -> None:
         """Write a .safetensors file, whole or not at all."""
         stored = {name: torch.as_tensor(x).contiguous() for name, x in self.options.items()}
         stored |= {name: getattr(self, name) for name in ("q", "k", "v", "o", "dO") if getattr(self, name) is not None}
         with replacing(path) as temporary:
             save_file(stored, temporary, metadata=self.about)
+
+
+def in_four_dimensions(x: Tensor) -> Tensor:
+    """A tensor (..., sequence, features) as (batch, heads, sequence, features)."""
+    return x[(None,) * (4 - x.ndim)].flatten(0, -4)
 
 
 def _copy(x):

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attention_check.isolation.calls import KernelError, call_or_raise
-from attention_check.probe.call_sites import CallTracker, SdpaArguments, compiled, observing_sdpa, undisturbed
+from attention_check.probe.call_sites import CallTracker, SdpaArguments, compiled, observing_sdpa, restored, undisturbed
 from attention_check.probe.capture import Capture
 from attention_check.probe.sampling import Sample, not_finite, sampled, shares_seen, size
 from attention_check.probe.skipped import Why, line
-from attention_check.probe.torch_state import restored
 from fa_lib import kernels
 from fa_lib.execution.untrusted import message, type_name
 from fa_lib.kernels.rule import baseline_for, eager_baseline

@@ -1,1 +1,0 @@
-"""Public reports of attention that differs, each made anew by a call."""
