@@ -47,7 +47,7 @@ def test_a_rehearsal_writes_the_tables_and_makes_only_what_is_missing(tmp_path):
     assert rehearse() == steps
     tables = {name: pd.read_csv(tmp_path / "data/results" / f"{name}.csv") for name in [*steps, "01_kernels.rule"]}
     machine = tables["gpu_machine"]  # torch's kernel on a CPU is not FlashAttention-2 of a GPU, and is near it
-    assert machine.different.between(0, 0.5).all() and machine.different.max() > 0 and machine.largest.max() < 0.05
+    assert (machine.outcome == "answered").all() and 0 < machine.different.max() < 1 and machine.largest.max() < 0.05
     validation = tables["01_kernels"].query("choice == 'model' and fmt == 'BF16'")
     assert (validation.identical > 0.9).all()
     rule = tables["01_kernels.rule"].query("kernel in ['flash', 'as_shipped'] and tensor == 'o'")
