@@ -9,13 +9,14 @@ import pytest
 import torch
 from runs import QUICK, TINY, run, same_weights
 
+from attention_check.probe import training as of_probe
+from attention_check.probe.training import watch
 from fa_lib.execution.pools import workers
 from fa_lib.plots import training as of_plots
-from fa_lib.training import study as of_study
 from fa_lib.training.arm import ARMS, PAIRS
 from fa_lib.training.distances import MEASURES, Job, at_end, direction, distances, slopes, times_less
 from fa_lib.training.run_folder import weights
-from fa_lib.training.study import StudySpec, samples, study, timing, watch
+from fa_lib.training.study import StudySpec, samples, study, timing
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -67,7 +68,7 @@ def test_what_is_finished_is_not_trained_again_and_processes_change_nothing(smal
 
 def test_a_watched_run_is_the_same_run(small_study, monkeypatch, tmp_path):
     _, runs, _, _ = small_study
-    monkeypatch.setattr(of_study.tempfile, "TemporaryDirectory", lambda: nullcontext(tmp_path))
+    monkeypatch.setattr(of_probe.tempfile, "TemporaryDirectory", lambda: nullcontext(tmp_path))
     rows = pd.DataFrame(watch(0, TINY, 12, [0, 5, 11], ["flash", "stepwise"]))
     assert same_weights(tmp_path, runs.set_index("arm").loc["baseline", "at"], 12)
     assert len(rows) == 3 * 2 * TINY.layers * TINY.heads * 5 and set(rows.kind) == {"self", "cross"}
