@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/instruments$(if $(PYTHONPATH),:$(PYTHON
 GIVEN := SCALE EXECUTOR JOBS KERNEL QKV FORMAT KILLS SEEDS CHROMIUM
 $(foreach name,$(GIVEN),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export $(GIVEN)
-FA_LIB = @$(PYTHON) -m fa_lib
+FA_LIB = @exec $(PYTHON) -m fa_lib
 MEASURE = OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks
 has = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/.$1)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)

@@ -40,7 +40,7 @@ class Slurm(ThreadPoolExecutor):
         (build() / "slurm").mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(
             prefix=f"{job_name()}-", dir=build() / "slurm"
-        )  # another cluster may count as this one
+        )  # another cluster may count alike
         self._sender = submitit.SlurmExecutor(folder)
         self._sender.update_parameters(**parameters | dict(job_name=job_name()))
 
