@@ -89,7 +89,11 @@ def _settle(expected):
         raise RuntimeError(f"worker: it imports {PACKAGE} and not {expected}; start it from another folder")
     torch.set_num_threads(1)
     process_settings.keep_memory()
+    end_with_parent()
 
+
+def end_with_parent() -> None:
+    """End this process, a worker, when the process that started it has ended, even by SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # this is a worker
 

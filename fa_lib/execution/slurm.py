@@ -38,9 +38,7 @@ class Slurm(ThreadPoolExecutor):
         self.devices: list[dict] = []
         self._lock, self._interrupted = threading.Lock(), threading.Event()
         (build() / "slurm").mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(
-            prefix=f"{job_name()}-", dir=build() / "slurm"
-        )  # another cluster may count alike
+        folder = tempfile.mkdtemp(prefix=f"{job_name()}-", dir=build() / "slurm")  # another cluster may count alike
         self._sender = submitit.SlurmExecutor(folder)
         self._sender.update_parameters(**parameters | dict(job_name=job_name()))
 

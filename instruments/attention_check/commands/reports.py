@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from attention_check.gpu.on import FA2
 from attention_check.isolation.calls import judged_by_one_thread
 from attention_check.isolation.isolated_kernel import LIMIT_S, all_isolated, conduct, isolated, wait
 from attention_check.isolation.kernel_file import function_of
@@ -48,7 +47,6 @@ from fa_lib.execution.untrusted import Untrusted, message, type_name
 from fa_lib.kernels.kernel_ref import KernelRef, label_of
 from fa_lib.kernels.rule import REFERENCE_KERNELS
 from fa_lib.numerics.formats import Format
-from ptx_machine.sources import FLASH_ATTN
 
 
 @dataclass(frozen=True)
@@ -215,14 +213,10 @@ def check_model(
 
 def _version(kernel):
     """Write the package that a kernel is of, with its version."""
-    if kernel == replace(FA2, gpu=kernel.gpu) and kernel.gpu:
-        return f"{FLASH_ATTN.name} {FLASH_ATTN.version}"
-    if not kernel.module:
-        return "fa_lib, built in"
-    for source in entry_points(group="fa_lib.kernel_packages", name=kernel.module.partition(".")[0]):
+    for source in entry_points(group="fa_lib.kernel_packages", name=kernel.module.partition(".")[0] or kernel.function):
         if project := source.load()(kernel):
             return project
-    return package(kernel.module) or "none that is installed"
+    return (package(kernel.module) or "none that is installed") if kernel.module else "fa_lib, built in"
 
 
 def _here(device):

@@ -5,6 +5,7 @@ launches Triton or CUDA kernels, `kernels.get("fa2", gpu="A100")` FlashAttention
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial, wraps
 from importlib.util import find_spec
 from typing import Any
@@ -20,10 +21,16 @@ from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine.device import GPU
 from ptx_machine.fake_cuda import fake_cuda
 from ptx_machine.memory import NANS, Unwritten
+from ptx_machine.sources import FLASH_ATTN
 from ptx_machine.triton_driver import triton
 
 FA2 = KernelRef("", "fa2")
 LAUNCHES_ITSELF = "gpu"  # the parameter of a function that does not need Triton's driver
+
+
+def project_of(kernel: KernelRef) -> str:
+    """Return the name and version of the project that wrote FA2; "" for another kernel."""
+    return f"{FLASH_ATTN.name} {FLASH_ATTN.version}" if kernel == replace(FA2, gpu=kernel.gpu) else ""
 
 
 def kernel(kernel: KernelRef | Callable, gpu: str | GPU) -> Callable:

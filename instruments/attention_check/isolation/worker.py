@@ -225,10 +225,9 @@ def function_of(module: str, function: str, gpu: str) -> Any:
     """Return what a module holds under a name; with a GPU, in its arithmetic."""
     if not gpu:
         return getattr(importlib.import_module(module), function)
-    from attention_check.gpu.on import kernel
     from fa_lib.kernels.kernel_ref import KernelRef
 
-    return kernel(KernelRef(module, function), gpu)
+    return KernelRef(module, function, gpu).imported()
 
 
 def serve(orders: int, inbox: int, outbox: int) -> None:

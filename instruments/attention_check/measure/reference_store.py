@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fa_lib.execution.exit_with_parent import end_with_parent
 from torch import Tensor
 
 from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
+from fa_lib.execution.pools import end_with_parent
 
 NICE = 10  # the kernel that is judged goes first
 
