@@ -141,8 +141,7 @@ def launch_on_cuda(ptx: str, about: dict, parameters: np.ndarray, memory: list[t
 def gallery(device: str, out: Path) -> None:
     """Write 14_gallery, verdicts on the kernels of other projects that are installed; findings go to <out>/gallery."""
     from attention_gallery.catalogue import ON_CUDA
-    from attention_gallery.commands.gallery_settings import JudgingSettings
-    from attention_gallery.commands.judge_gallery import judge_all
+    from attention_gallery.commands.judging import JudgingSettings, judge_all
 
     keys, depth = ([*ON_CUDA], "gpu") if device == "cuda" else (["torch_math"], "rehearsal")
     settings = JudgingSettings(f"{out / 'gallery'}", depth, device, f"{build() / 'record'}", limit_s=240)

@@ -23,7 +23,7 @@ from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
 from install_locked import hashed
 
-PLOTS = ("fa_lib.plots", "attention_check.plots", "attention_gallery.plots")
+PLOTS = ("fa_lib.plots", "attention_check.plots", "attention_gallery")
 PARTS = dict(cccl="nvidia-cuda-cccl", crt="nvidia-cuda-crt", cudart="nvidia-cuda-runtime", nvcc="nvidia-cuda-nvcc",
              nvvm="nvidia-nvvm")  # of a release of CUDA: extra of cuda-toolkit -> its package  # fmt: skip
 CONDA = {

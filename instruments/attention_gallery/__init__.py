@@ -7,8 +7,6 @@ what a kernel lacks, a dtype, a head_dim, gradients, raises NotImplementedError.
 fa_lib: requirements.txt pins those of CPU kernels, and each is imported when its kernel is called.
 """
 
-from attention_gallery.catalogue import CATALOGUES
-
 
 def __getattr__(name):
     """Find the kernel of a key of ENTRIES or ON_CUDA.
@@ -17,6 +15,8 @@ def __getattr__(name):
         AttributeError: there is no such key.
         ImportError: the kernel cannot run here; it says why.
     """
+    from attention_gallery.catalogue import CATALOGUES  # with torch, which `fa-lib --help` does not need
+
     matches = [entries[name] for entries in CATALOGUES.values() if name in entries]
     if not matches:
         accepted = ", ".join(dict.fromkeys(key for entries in CATALOGUES.values() for key in entries))

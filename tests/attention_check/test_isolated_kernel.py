@@ -134,7 +134,7 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     monkeypatch.setattr(worker, "__file__", str(program))
     for _ in range(3):  # the socket may still be there when the first order is sent
         with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
-            IsolatedKernel("any:f").wait()
+            IsolatedKernel(KernelRef.of("any:f")).wait()
 
     def refuses(self, held):
         raise BrokenPipeError
@@ -142,7 +142,7 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     # It was gone before the first order.
     monkeypatch.setattr("attention_check.isolation.process.socket.socket.sendall", refuses)
     with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
-        IsolatedKernel("any:f").wait()
+        IsolatedKernel(KernelRef.of("any:f")).wait()
 
 
 def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
@@ -251,9 +251,9 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
 
     f.__qualname__ = "f"  # as it is in messages
     kernels.register("right one", f)
-    with closing(IsolatedKernel(KernelRef.of(stranger("good")))) as fn:
-        there = examine("good:f", TINY, beside=())
-        assert not len(fn.conduct())
+    with isolated(KernelRef.of(stranger("good"))) as kernel:
+        there = examine(kernel, TINY, beside=())
+        assert not len(conduct(kernel))
     here = examine("right one", TINY, beside=())
     for table in ("asked", "lengths", "inputs", "shapes", "sums"):
         ours, theirs = (getattr(each, table).drop(columns="kernel", errors="ignore") for each in (there, here))

@@ -177,10 +177,10 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_kernel_that_is_none_is_reported_as_that(name):
     fn, outcome, detail = BROKEN[name]
-    asked = pd.DataFrame(contract(register(f"broken: {name}", fn)))
+    asked = pd.DataFrame(contract(register(f"broken {name}", fn)))
     told = asked.note.iloc[0] or asked.problem.iloc[0]
     assert asked.outcome.iloc[0] == outcome and re.search(detail, told), asked.iloc[0]
-    judgement = judge_kernel(f"broken: {name}", examine(f"broken: {name}", SMALL))
+    judgement = judge_kernel(f"broken {name}", examine(f"broken {name}", SMALL))
     assert not judgement.passed and judgement.carries is None
     (gate,) = (f for f in judgement.findings if f.what in ("not_run", "not_attention"))
     assert gate.severity == Severity.FAILS
