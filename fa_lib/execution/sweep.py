@@ -92,8 +92,9 @@ def expand(grid: dict) -> Iterator[dict]:
 
 def _fields(value: object) -> dict[str, Any] | None:
     """Return name -> value of a dataclass's instance; None for any other value, and for one with a text of its own."""
-    several = is_dataclass(value) and not isinstance(value, type) and type(value).__str__ is object.__str__
-    return asdict(value) if several else None
+    if not is_dataclass(value) or isinstance(value, type) or type(value).__str__ is not object.__str__:
+        return None
+    return asdict(value)
 
 
 def _plain(cell):

@@ -33,8 +33,8 @@ def register(name: str, fn: Callable) -> None:
     Raises:
         ValueError: the name is taken or no text, or fn cannot be called.
     """
-    if not isinstance(name, str) or not name or name in _KERNELS:
-        raise ValueError(f"name: got {name!r}; accepted is a text other than {', '.join(_KERNELS)}")
+    if not isinstance(name, str) or not name or name in _KERNELS or {":", "@"} & {*name}:
+        raise ValueError(f"name: got {name!r}; accepted is a text without : and @, other than {', '.join(_KERNELS)}")
     if not callable(fn):
         raise ValueError(f"fn: got {type(fn).__name__}; accepted is a callable kernel(q, k, v, *, causal, scale, mask)")
     _KERNELS[name] = fn

@@ -388,9 +388,10 @@ def f(q, k, v):
         assert call_kernel(fn, *draw(n=7)).outcome == "answered"
     waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
     pids.unlink()
-    script = "import torch; from attention_check.isolation.isolated_kernel import IsolatedKernel\n"
-    script += "IsolatedKernel('forks:f')(*torch.ones(3, 1, 2, 8, 16))"
-    paths = os.pathsep.join([f"{tmp_path}", f"{CHECKOUT}"])
+    script = "import torch; from fa_lib.kernels import KernelRef\n"
+    script += "from attention_check.isolation.isolated_kernel import IsolatedKernel\n"
+    script += "IsolatedKernel(KernelRef('forks', 'f'))(*torch.ones(3, 1, 2, 8, 16))"
+    paths = os.pathsep.join([f"{tmp_path}", f"{CHECKOUT}", f"{CHECKOUT}/instruments"])
     parent = subprocess.Popen([sys.executable, "-c", script], env=os.environ | dict(PYTHONPATH=paths))
     waited_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     parent.send_signal(signal.SIGKILL)

@@ -45,7 +45,7 @@ def examined(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
 
     def examined(fn, depth=TINY):
-        kernels.register(name := f"stranger {len(kernels.available())}: {fn.__name__}", fn)
+        kernels.register(name := f"stranger {len(kernels.available())} {fn.__name__}", fn)
         found = examine(name, depth, cache=str(folder), beside=())
         return found, judge_kernel(name, found)
 

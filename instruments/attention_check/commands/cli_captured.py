@@ -93,8 +93,8 @@ def compare(
         question = comparing.ComparisonInputs(
             tensors, reading, fmt or "BF16", distribution, n, decode=decode, device=device
         )
-        with all_isolated([KernelRef.of(a), KernelRef.of(b)]) as subjects:
-            found = comparing.compare(*subjects, question)
+        with all_isolated([KernelRef.of(a), KernelRef.of(b)]) as (first, second):
+            found = comparing.compare(first, second, question)
         if json_file is not None:
             with replacing(json_file) as path:
                 path.write_text(json.dumps(found.record(), indent=1) + "\n")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attention_check.gpu import on
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.reference import golden
 from fa_lib.numerics.formats import Format
 from ptx_machine.device import GPU
@@ -112,7 +113,7 @@ class Blame:
 
 
 def blame(
-    kernel: str | Callable, q: Tensor, k: Tensor, v: Tensor, *, gpu: str | GPU = "A100", most: int = MOST,
+    kernel: KernelRef | str | Callable, q: Tensor, k: Tensor, v: Tensor, *, gpu: str | GPU = "A100", most: int = MOST,
     coarse: Format | None = None, **options,
 ) -> Blame:  # fmt: skip
     """Find what each source line of a kernel adds to the error of its output.
@@ -150,8 +151,8 @@ def blame(
 
 
 def what_if(
-    kernel: str | Callable, q: Tensor, k: Tensor, v: Tensor, changes: Sequence[Mapping[Line, Format | None]], *,
-    gpu: str | GPU = "A100", **options,
+    kernel: KernelRef | str | Callable, q: Tensor, k: Tensor, v: Tensor,
+    changes: Sequence[Mapping[Line, Format | None]], *, gpu: str | GPU = "A100", **options,
 ) -> list[Tensor]:  # fmt: skip
     """Compute the error of a kernel whose lines round to other formats, for each of several changes.
 
@@ -193,8 +194,8 @@ def _shadows(kernel, gpu, policy, tensors, options) -> Tensor:
     return shadows
 
 
-def _name(kernel: str | Callable) -> str:
-    return kernel if isinstance(kernel, str) else getattr(kernel, "__name__", "kernel")
+def _name(kernel: KernelRef | str | Callable) -> str:
+    return f"{kernel}" if isinstance(kernel, (KernelRef, str)) else getattr(kernel, "__name__", "kernel")
 
 
 def source_text(file: str) -> dict[int, str]:

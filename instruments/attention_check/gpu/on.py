@@ -33,12 +33,13 @@ def project_of(kernel: KernelRef) -> str:
     return f"{FLASH_ATTN.name} {FLASH_ATTN.version}" if kernel == replace(FA2, gpu=kernel.gpu) else ""
 
 
-def kernel(kernel: KernelRef | Callable, gpu: str | GPU) -> Callable:
+def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
     """Return a kernel that runs on CPU tensors in a GPU's arithmetic.
 
     Args:
         kernel: FA2, for FlashAttention-2's; or a function that launches Triton kernels, or CUDA kernels as
-            `ptx_machine.Kernel`, or its KernelRef; or one with a parameter `gpu`, which gives it to its `Kernel`s.
+            `ptx_machine.Kernel`, or its KernelRef or the text of that; or one with a parameter `gpu`, which gives it to
+            its `Kernel`s.
         gpu: a GPU, or its name.
 
     Returns:
@@ -50,6 +51,7 @@ def kernel(kernel: KernelRef | Callable, gpu: str | GPU) -> Callable:
         ImportError: the kernel cannot be imported, and Triton is not installed.
     """
     gpu = GPU.of(gpu)
+    kernel = KernelRef.of(kernel) if isinstance(kernel, str) else kernel
     if kernel == FA2:
         return flash_attention_2(gpu)
     try:

@@ -18,6 +18,7 @@ from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import Reading
 from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.options import ResolvedOptions, finite, visible_rows
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme
@@ -126,7 +127,7 @@ def by_head(x):
 
 
 def answered(
-    q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[str], ran: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[KernelRef | str], ran: Tensor | None = None
 ) -> dict[str, Answer]:
     """What kernels give on these tensors.
 
@@ -276,7 +277,7 @@ TENSORS = ("dq", "dk", "dv")
 NUMBERS = ("max", "relative", "times_max")
 
 
-def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel: str) -> list[dict]:
+def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel: KernelRef | str) -> list[dict]:
     """How far the gradients of one kernel are from the golden value's.
 
     Args:

@@ -45,7 +45,7 @@ class CheckedKernel:
     queries: Sequence[int] = FEW
     sum_queries: Sequence[int] = QUERIES
     cast_formats: Sequence[str] = ()
-    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    kept: dict[tuple, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, way: Way, plan: CheckPlan, **settings: Any) -> "CheckedKernel":

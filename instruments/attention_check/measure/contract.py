@@ -50,8 +50,8 @@ AWAY, TIMES = 0.05, 4  # of another head_dim, and of gradients with an option: b
 
 
 def contract(
-    kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False, queries: int | None = None,
-    head_dims: Iterable[int] | None = (),
+    kernel: KernelRef | str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False,
+    queries: int | None = None, head_dims: Iterable[int] | None = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """What a kernel can do.
 
@@ -101,7 +101,7 @@ def contract(
     return asker.rows
 
 
-def right_lengths(kernel: str | Callable, head_dim: int, device: str, causal: bool) -> list[dict[str, Any]]:
+def right_lengths(kernel: KernelRef | str | Callable, head_dim: int, device: str, causal: bool) -> list[dict[str, Any]]:
     """Rows as of `contract` of the lengths at which a kernel that is wrong at that of FIRST is right."""
     asker, fmt = _Asker(kernel, head_dim, device, causal, None), FORMATS[0]
     for each in CAPABILITIES:
@@ -258,10 +258,12 @@ def other_convention(asked: pd.DataFrame) -> tuple[str, ...]:
     return ()
 
 
-def adapted(kernel: KernelRef | Callable, keys: Iterable[str]) -> KernelRef | Callable:
+def adapted(kernel: KernelRef | str | Callable, keys: Iterable[str]) -> KernelRef | Callable:
     """Return a kernel that is adapted to conventions, by their keys."""
     readings = [ADAPTED[key] for key in keys]
-    return kernel.read_as(*readings) if isinstance(kernel, KernelRef) else reduce(kernels.read_as, readings, kernel)
+    if isinstance(kernel, (KernelRef, str)):
+        return KernelRef.of(kernel).read_as(*readings)
+    return reduce(kernels.read_as, readings, kernel)
 
 
 def _typed(fn):

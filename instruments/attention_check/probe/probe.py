@@ -21,6 +21,7 @@ from attention_check.probe.sampling import Sample, not_finite, sampled, shares_s
 from attention_check.probe.skipped import Why, line
 from fa_lib import kernels
 from fa_lib.execution.untrusted import message, type_name
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import baseline_for, eager_baseline
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
@@ -104,7 +105,7 @@ class Probe(TorchFunctionMode):
     """
 
     def __init__(
-        self, names: str | Iterable[str] = ("as_shipped",), every: int = 1, queries: int | None = 256,
+        self, names: str | Iterable[KernelRef | str] = ("as_shipped",), every: int = 1, queries: int | None = 256,
         limit: int | None = 100_000, save: str | Path | None = None, baseline: str | None = "baseline",
         worst: str = "ran", also: Callable[[Sample, Tensor], None] | None = None,
     ):  # fmt: skip

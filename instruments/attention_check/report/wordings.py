@@ -38,7 +38,7 @@ UNSEEN = {  # findings that hide a carry
     "noise": "its outputs differ from call to call, which has to end first",
     "coarse": "its outputs are numbers of a coarser format",
 }
-RULE = dict(number="{times}", limit="{times_limit}")  # of an error over Baseline's
+RULE: dict[str, Any] = dict(number="{times}", limit="{times_limit}")  # of an error over Baseline's
 
 
 class _Values(dict):
@@ -75,10 +75,11 @@ class Wording:
             one = self.sentence(f, f.where) if self.sentence else self._filled(f)
             yield replace(one, severity=f.severity, what=f.what, beyond=beyond(f))
 
-    def _filled(self, finding):
+    def _filled(self, finding: Finding) -> Sentence:
         values = _Values(finding)
         parts = (self.text, self.number, self.limit, self.more, self.change)
-        return Sentence(*(part.format_map(values) for part in parts))
+        text, number, limit, more, change = (part.format_map(values) for part in parts)
+        return Sentence(text, number, limit, more, change)
 
     def cause(self, findings: Sequence[Finding]) -> str:
         """Fill the template `because` by the first of findings of a kind; `sums` are those of all."""
@@ -151,12 +152,12 @@ VALUES: dict[str, Callable[[Finding, dict], Any]] = {
     "Kernel_name": lambda f, at: KERNELS.get(at["kernel"], "").capitalize() or named(at["kernel"]),
     "kernel_name": lambda f, at: named(at["kernel"]),
     "labels": lambda f, at: "; ".join(labels(zip(at["asked"], at["dims"]))),
-    "megabytes": lambda f, at: f.number / 1e6,
+    "megabytes": lambda f, at: (f.number or 0) / 1e6,
     "merges": lambda f, at: "; merges them in it, too," if at["low_merge"] else "",
     "mode_words": lambda f, at: MODES[at["mode"]],
     "narrower": _narrower,
     "of_model": lambda f, at: f" of {at['model']}" if at.get("model") else "",
-    "of_times": lambda f, at: as_times(f.number, f.limit),
+    "of_times": lambda f, at: as_times(f.number or 0.0, f.limit),
     "off": lambda f, at: off_by(f.number),
     "on_inputs": lambda f, at: f" ({at['distribution']}, {at['judged']})" if "judged" in at else "",
     "one_side": lambda f, at: _side(at["one"]),
