@@ -119,9 +119,10 @@ class _Asker:
     """Asks a kernel, see `contract` for its arguments, and keeps the rows."""
 
     def __init__(self, kernel, head_dim, device, causal, queries):
-        self.kernel, self.fn, self.head_dim, self.device = kernel, kernel_fn(kernel, causal), head_dim, device
+        self.kernel = KernelRef.of(kernel) if isinstance(kernel, str) else kernel
+        self.fn, self.head_dim, self.device = kernel_fn(self.kernel, causal), head_dim, device
         self.causal, self.queries = causal, queries
-        self.by_default = masks_by_default(kernels.plain(kernel))
+        self.by_default = masks_by_default(kernels.plain(self.kernel))
         self.options = dict(causal=True) if causal else {}
         self.rows: list[dict[str, Any]] = []
         self.distances: dict[Format, float] = {}  # of the first answer in each format
