@@ -198,8 +198,8 @@ def test_names_of_files_and_what_stands_in_them_are_no_formulas(tmp_path):
 def test_a_written_test_holds_what_was_raised_as_text():
     call = Capture(*draw(1, 1), {})
     evil = 'm:f raises E: """\nraise SystemExit(0)\n""" \\'
-    for module in (evil, "m:f"):
-        tree = ast.parse(standalone(module, call, evil, evil))
+    for module in (evil, "m"):
+        tree = ast.parse(standalone(KernelRef(module, "f"), call, evil, evil))
         assert "raise SystemExit(0)" in ast.get_docstring(tree)
         kinds = (ast.Expr, ast.Import, ast.Assign, ast.FunctionDef)
         assert (

@@ -1,6 +1,6 @@
 """A kernel f(q, k, v, causal=..., scale=...) examined from outside: every table of every check."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from attention_check.checks import TABLES
@@ -15,13 +15,13 @@ from fa_lib.kernels.rule import REFERENCE_KERNELS
 
 
 def examine(
-    kernel: KernelRef | str, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
+    kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
     beside: Sequence[str] = tuple(REFERENCE_KERNELS),
 ) -> Measurements:  # fmt: skip
     """Measure all that `judge_kernel` needs.
 
     Args:
-        kernel: a KernelRef, or the text of one.
+        kernel: a KernelRef, the text of one, or a function.
         cache: as `sweep`; golden values are kept there too, and serve every kernel.
         beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
 
@@ -32,7 +32,8 @@ def examine(
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
-    way = way_of(KernelRef.of(kernel), device, depth.asked_queries, depth.asked_head_dims)
+    kernel = kernel if callable(kernel) else KernelRef.of(kernel)
+    way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
     others = tuple(name for name in beside if name != f"{way.kernel}")
     checked = CheckedKernel.of(way, depth, device=device, cache=cache, beside=others)
     found = Measurements(way.conventions, way.asked)

@@ -41,7 +41,6 @@ from fa_lib.kernels.kernel_ref import KernelRef
 PLAN = CheckPlan(
     lengths=(128, 512), seeds=1, shapes=(), head_dims=(), troubled_n=128, bias_seeds=1, runs=3, related_formats=1
 )
-QUERIES = 16  # of a call that shows carries
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
 UNSEEN = ("carry", "problem")  # findings that say, where they do not count, why nothing was seen
 ANSWERS = (  # (asked, dim) of `contract`
@@ -170,7 +169,7 @@ def _judge(kernel) -> CheckedKernel | Result:
     for fmt in JUDGED:
         if fmt in way.formats:
             checked = CheckedKernel.of(way, PLAN)
-            return replace(checked, judged=(fmt,), queries=(), sum_queries=(QUERIES,), cast_formats=(fmt,))
+            return replace(checked, judged=(fmt,), cast_formats=(fmt,))
     bad = way.asked[way.asked.outcome != Outcome.ANSWERED].iloc[0]
     what = noted(bad.outcome, bad.note, bad.problem)
     said = f"{', '.join(JUDGED)}: the kernel answers in none of them; in {label(bad.asked, bad.dim)} it {what}"
