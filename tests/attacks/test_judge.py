@@ -282,7 +282,7 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
     cheats.__module__ = "__main__"
     kernels.register("cheats beyond 4096", cheats)
     depth = replace(TINY, lengths=(64, 96), drawn=((4097, 4500),))
-    way.probe_capabilities("cheats beyond 4096", "cpu", depth.asked_queries, depth.asked_head_dims)
+    way.probe_capabilities(KernelRef("", "cheats beyond 4096"), "cpu", depth.asked_queries, depth.asked_head_dims)
     made = {}
     for at, seed in enumerate((1, 1, 2)):
         calls.clear()

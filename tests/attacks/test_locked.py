@@ -11,7 +11,7 @@ import install_locked
 from fa_lib.execution.paths import ROOT
 
 
-@pytest.mark.parametrize("folder", ["", "instruments/attention_gallery", "instruments/ptx_machine", "benchmarks/peers"])
+@pytest.mark.parametrize("folder", ["", "instruments/attention_gallery", "instruments/ptx_machine"])
 def test_every_version_is_exact_and_has_hashes(folder):
     known = install_locked.hashed(ROOT / folder)
     for name, entry in known.items():

@@ -141,7 +141,8 @@ def test_a_kernel_in_another_checkout_has_the_fa_lib_of_the_command(other):
     assert done.returncode == 1 and f"ValueError: {PACKAGE / '__init__.py'}" in done.stdout, done.stderr
     assert done.stderr == f"fa-lib: {PACKAGE} runs; {other / 'fa_lib'} has other code, which `python -m fa_lib` runs\n"
     shutil.rmtree(other / "fa_lib")
-    shutil.copytree(PACKAGE, other / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("fa_lib", "instruments"):
+        shutil.copytree(ROOT / folder, other / folder, ignore=shutil.ignore_patterns("__pycache__"))
     assert python(*words, cwd=other, PYTHONPATH=str(ROOT)).stderr == ""
 
 
