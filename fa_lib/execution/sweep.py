@@ -99,7 +99,14 @@ def _fields(value: object) -> dict[str, Any] | None:
 
 def _plain(cell):
     """A cell with its dataclasses as dicts, as JSON can hold them."""
-    return {name: _text(x) if (fields := _fields(x)) is None else fields for name, x in cell.items()}
+    return {
+        name: [*map(_text, x)]
+        if isinstance(x, (list, tuple))
+        else _text(x)
+        if (fields := _fields(x)) is None
+        else fields
+        for name, x in cell.items()
+    }
 
 
 def _text(value):

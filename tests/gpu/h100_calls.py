@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from attention_check.gpu.flash_attn import Options, backward, forward
-from attention_gallery.entry import FEW_QUERIES
-from attention_gallery.modelled import GPU as COMPILED_FOR
-from attention_gallery.modelled import MODELLED
+from attention_gallery.catalogue import FEW_QUERIES, MODELLED
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import Format
@@ -59,7 +57,7 @@ def of_gallery(key: str, shape: Shape, kv_shape: Shape, fmt: str, distribution: 
     tensors = drawn(shape, kv_shape, fmt, distribution, 5)
     if entry.module == "llama_cuda":  # has caches of FP16, which hold these values of BF16 exactly
         tensors = [x.half() for x in tensors]
-    kernels.get(entry.name)(*tensors, **(dict(causal=True) if causal else {}))
+    kernels.get(entry.ref)(*tensors, **(dict(causal=True) if causal else {}))
 
 
 def _flash_calls() -> Iterator[tuple[str, Shape, Shape, str, dict, int | None]]:
@@ -91,7 +89,7 @@ def _calls() -> Iterator[tuple[str, Callable]]:
             inputs = shape, kv_shape, fmt, distribution, other if seed is None else seed
             yield f"flash-attn {fmt} {name} {distribution}", partial(flash, *inputs, **options)
     for key, entry in MODELLED.items():
-        if not entry.module or key == "fa2_cuda" or entry.gpu != COMPILED_FOR:  # others take tensor maps
+        if not entry.module or key == "fa2_cuda" or entry.gpu != "A100":  # others take tensor maps
             continue
         for fmt, distribution, causal in OTHERWISE.get(key, CALLED):
             few = key in FEW_QUERIES and (causal or key != "flex_decode")

@@ -68,7 +68,7 @@ def sage(monkeypatch, tmp_path):
     """SageAttention in an A100's arithmetic, and a function that changes a line of its kernel without a mask."""
     core = pytest.importorskip("sageattention.core")
     file = Path(core.__file__).with_name("attn_qk_int8_per_block.py")
-    kernel = kernels.get(MODELLED["sageattention_a100"].name)
+    kernel = kernels.get(MODELLED["sageattention_a100"].ref)
     return kernel, lambda *pair: monkeypatch.setattr(core, "attn_false", changed(file, tmp_path, pair).forward)
 
 
@@ -109,7 +109,7 @@ def test_conch_loses_what_it_keeps_in_16_bits(monkeypatch, tmp_path):
         ("l_ij = tl.sum(p, axis=1).to(dtype)", "l_ij = tl.sum(p.to(tl.float32), axis=1)"),
         ("alpha = tl.exp(m_i - m_ij).to(dtype)", "alpha = tl.exp(m_i - m_ij)"),
     )
-    kernel = kernels.get(MODELLED["conch_varlen"].name)
+    kernel = kernels.get(MODELLED["conch_varlen"].ref)
     q, k, v = (BF16(x) for x in draw("uniform", 0, (1, 1, 16, 64), (1, 1, 4096, 64)))
     golden = kernels.golden(q, k, v, inputs=BF16)
     baseline = (kernels.reference(q, k, v, precision=Precision.materialized(BF16)) - golden).abs().max()
@@ -127,4 +127,4 @@ def test_llama_cpp_is_judged_in_the_format_of_its_cache():
     q, k, v = (torch.randn(1, 1, 16, 64).bfloat16() for _ in range(3))
     for key in ("llama_cuda_mma", "llama_cuda_mma_crowded", "llama_cuda_tile", "llama_cuda_decode"):
         with pytest.raises(NotImplementedError, match="convert BF16.* has float16; q is bfloat16"):
-            kernels.get(MODELLED[key].name)(q, k, v)
+            kernels.get(MODELLED[key].ref)(q, k, v)

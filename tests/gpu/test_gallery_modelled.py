@@ -34,7 +34,7 @@ def drawn(n_q, n, dtype, heads=1, kv_heads=1, times=1.0):
 ])  # fmt: skip
 def test_a_kernel_is_attention(key):
     """Causal where it takes that; 128 keys, a multiple of every tile, and as many queries, or one."""
-    kernel = kernels.get(MODELLED[key].name)
+    kernel = kernels.get(MODELLED[key].ref)
     for dtype in (torch.bfloat16, torch.float16):
         fmt = Format.of(dtype)
         for options in (dict(causal=True), {}):
@@ -54,11 +54,11 @@ def test_a_kernel_is_attention(key):
 @pytest.mark.full
 @pytest.mark.parametrize("key", [key for key in QUANTISED_INPUTS if key in MODELLED])
 def test_a_kernel_of_few_bits_is_as_good_as_its_bits(key):
-    assert over_bits(key, kernels.get(MODELLED[key].name)) <= (2.5 if key.startswith("sage") else 2)
+    assert over_bits(key, kernels.get(MODELLED[key].ref)) <= (2.5 if key.startswith("sage") else 2)
 
 
 def test_sglang_multiplies_q_and_k_in_16_bits():
-    of = {key: kernels.get(MODELLED[key].name) for key in ("sglang_decode", "vllm_unified_decode")}
+    of = {key: kernels.get(MODELLED[key].ref) for key in ("sglang_decode", "vllm_unified_decode")}
     tensors = drawn(1, 256, torch.float16, 2, 2, times=96)
     assert of["sglang_decode"](*tensors).isnan().any() and not of["vllm_unified_decode"](*tensors).isnan().any()
     shared = drawn(1, 256, torch.float16, 2, 1, times=96)
@@ -66,7 +66,7 @@ def test_sglang_multiplies_q_and_k_in_16_bits():
 
 
 def test_flag_gems_gradients_are_right_where_the_call_is_causal_alone():
-    kernel, far = kernels.get(MODELLED["flag_gems_sdpa"].name), {}
+    kernel, far = kernels.get(MODELLED["flag_gems_sdpa"].ref), {}
     for causal in (True, False):
         x = [each.requires_grad_() for each in drawn(128, 128, torch.bfloat16)]
         dO = drawn(128, 128, torch.bfloat16)[1]
@@ -82,14 +82,14 @@ def test_vllm_hides_the_keys_behind_the_last_with_a_number():
     """-1e8, which scores of -1e8 are not above: 200 keys do not fill their tiles."""
     q, k, v = torch.full((1, 1, 200, 64), 4096.0), torch.full((1, 1, 200, 64), -4096.0), torch.rand(1, 1, 200, 64)
     tensors = [x.to(torch.bfloat16) for x in (q, k, v)]
-    assert (kernels.get(MODELLED["vllm_encoder"].name)(*tensors) == 0).all()
-    assert (kernels.get(MODELLED["vllm_unified"].name)(*tensors).float() - 0.5).abs().max() < 0.2
+    assert (kernels.get(MODELLED["vllm_encoder"].ref)(*tensors) == 0).all()
+    assert (kernels.get(MODELLED["vllm_unified"].ref)(*tensors).float() - 0.5).abs().max() < 0.2
 
 
 @pytest.mark.full
 def test_a_head_whose_keys_are_constant_is_nan_in_lmdeploys_cache_of_8_bits():
     q, k, v = drawn(1, 64, torch.bfloat16)
-    kernel = kernels.get(MODELLED["lmdeploy_decode_int8"].name)
+    kernel = kernels.get(MODELLED["lmdeploy_decode_int8"].ref)
     assert kernel(q, torch.zeros_like(k), v).isnan().all() and not kernel(q, k, v).isnan().any()
 
 
@@ -112,7 +112,7 @@ def test_a_constant_value_makes_lmdeploys_cache_nan_and_one_line_mends_it(monkey
     """docs/gallery/find_lmdeploy.md."""
     from attention_gallery import lmdeploy_kernels as lmdeploy
 
-    kernel = kernels.get(MODELLED["lmdeploy_decode_int8"].name)
+    kernel = kernels.get(MODELLED["lmdeploy_decode_int8"].ref)
     q, k, v = (BF16(x).bfloat16() for x in draw("normal", 0, (1, 1, 1, 64), (1, 1, 64, 64)))
     v[0, 0, 7] = 0
     assert torch.isnan(kernel(q, k, v)).all()
