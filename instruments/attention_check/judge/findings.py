@@ -73,7 +73,7 @@ class Judgement:
             KeyError, TypeError, ValueError: it is none.
         """
         findings = [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]]
-        return cls(record["kind"], record["subject"], tuple(findings), record["label"])
+        return cls(record["kind"], record["subject"], tuple(findings), record.get("label", ""))
 
     @property
     def verdict(self) -> Verdict:
