@@ -48,7 +48,7 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     found = check_named("flash", ["carry", "sinks"])
     assert [result.passed for result in found.values()] == [True, True, None] and failed(found) is False
     path = tmp_path / "found.json"
-    done = command(MINE, "--check", "carry", "--check", "error_normal", "--exit-code", "--json", f"{path}")
+    done = command(MINE, "--check", "carry", "--check", "strides", "--exit-code", "--json", f"{path}")
     assert done.exit_code == 1
     first, *lines = done.stdout.splitlines()
     assert first == f"{MINE}: 4 checks: 2 passed, 2 failed."  # and its conduct
