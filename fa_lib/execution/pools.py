@@ -68,13 +68,9 @@ def _context():
         return multiprocessing.get_context("spawn")
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([name for name in imported() if not name.startswith("fa_lib.plots")])
+    imported = sorted(name for name in sys.modules if name.startswith("fa_lib."))
+    context.set_forkserver_preload([name for name in imported if not name.startswith("fa_lib.plots")])
     return context
-
-
-def imported() -> list[str]:
-    """List the modules of fa_lib that this process has imported."""
-    return sorted(name for name in sys.modules if name.startswith("fa_lib."))
 
 
 def _settle(expected):

@@ -188,7 +188,7 @@ def commit() -> str:
     top, _, head = found.stdout.strip().rpartition("\n")
     if found.returncode or not os.path.samefile(top, CHECKOUT):  # or it lies in another repository
         return "not a git checkout"
-    return head + (" with uncommitted changes" if uncommitted("fa_lib", "notebooks") else "")
+    return head + (" with uncommitted changes" if uncommitted("fa_lib", "instruments", "notebooks") else "")
 
 
 def uncommitted(*paths: str) -> list[str]:

@@ -98,15 +98,16 @@ def _fields(value: object) -> dict[str, Any] | None:
 
 
 def _plain(cell):
-    """A cell with its dataclasses as dicts, as JSON can hold them."""
-    return {
-        name: [*map(_text, x)]
-        if isinstance(x, (list, tuple))
-        else _text(x)
-        if (fields := _fields(x)) is None
-        else fields
-        for name, x in cell.items()
-    }
+    """A cell with its values as JSON can hold them."""
+    return {name: _as_json(x) for name, x in cell.items()}
+
+
+def _as_json(value):
+    """A dataclass as a dict, or as its text where it has one (in a list these only); any other value as it is."""
+    if isinstance(value, (list, tuple)):
+        return [*map(_text, value)]
+    fields = _fields(value)
+    return _text(value) if fields is None else fields
 
 
 def _text(value):

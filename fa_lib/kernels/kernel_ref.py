@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.readings import READINGS
@@ -79,6 +80,11 @@ class KernelRef:
         return f"{self.module}:{self.function}" if self.module else self.function
 
     @property
+    def is_named(self) -> bool:
+        """Whether it has a name alone, of a kernel that is built in or registered, and so runs in this process."""
+        return not self.module and not self.gpu
+
+    @property
     def readings(self) -> tuple[str, ...]:
         """All that it is adapted to, the layout first."""
         return self.conventions if self.layout == "bhsd" else (self.layout, *self.conventions)
@@ -95,15 +101,11 @@ class KernelRef:
             ValueError: there is no such one.
         """
         for reading in readings:
-            if reading not in LAYOUTS and reading not in READINGS:
-                raise ValueError(f"layout: got {reading!r}; accepted are {', '.join(LAYOUTS)}")
+            if reading not in READINGS:
+                lookup("layout", reading, LAYOUTS)
         if readings and readings[0] in LAYOUTS and not self.readings:
             return replace(self, layout=readings[0], conventions=readings[1:])
         return replace(self, conventions=(*self.conventions, *readings))
-
-    def with_function(self, fn: Callable) -> "KernelRef":
-        """Return the same kernel, its function at hand."""
-        return replace(self, fn=fn)
 
     def imported(self) -> Callable:
         """Import its function, as it is in its module, or find it on a GPU.

@@ -2,8 +2,10 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
 from fa_lib.kernels.kernel_ref import KernelRef, simulated
@@ -62,15 +64,12 @@ def get(kernel: str | KernelRef | Callable, gpu: str = "") -> Callable:
         kernel = KernelRef.of(kernel, gpu)
     elif not isinstance(kernel, KernelRef):
         return simulated(kernel, gpu) if gpu else kernel
+    elif gpu:
+        kernel = replace(kernel, gpu=gpu)
     fn = kernel.fn or _function(kernel)
     for reading in kernel.readings:
         fn = read_as(fn, reading)
     return fn
-
-
-def is_here(kernel: KernelRef) -> bool:
-    """Return whether a kernel is built in or registered, and so runs in this process."""
-    return not kernel.module and not kernel.gpu and kernel.function in _KERNELS
 
 
 def _function(kernel):
@@ -79,13 +78,13 @@ def _function(kernel):
     Raises:
         ValueError: there is no such kernel.
     """
-    if is_here(kernel):
-        return _KERNELS[kernel.function]
-    if not kernel.module and not kernel.gpu:
+    if not kernel.is_named:
+        return kernel.imported()
+    if kernel.function not in _KERNELS:
         accepted = f"{', '.join(_KERNELS)}, package.module:function or path/to/file.py:function"
         words = "a name that was registered is known in its own process alone, and not in workers, jobs and notebooks"
         raise ValueError(f"kernel: got {kernel.function!r}; accepted are {accepted} ({words})")
-    return kernel.imported()
+    return _KERNELS[kernel.function]
 
 
 def read_as(fn: Callable, reading: str) -> Callable:
@@ -97,11 +96,10 @@ def read_as(fn: Callable, reading: str) -> Callable:
     """
     if reading in READINGS:
         return READINGS[reading](_plain(fn))
-    if reading not in LAYOUTS:
-        raise ValueError(f"layout: got {reading!r}; accepted are {', '.join(LAYOUTS)}")
+    adapted = lookup("layout", reading, LAYOUTS)
     if reading in ("varlen", "paged"):  # called under flash-attn's names
-        return LAYOUTS[reading](_with_precision(fn))
-    return fn if reading == "bhsd" else LAYOUTS[reading](_plain(fn, heads=-2))
+        return adapted(_with_precision(fn))
+    return fn if reading == "bhsd" else adapted(_plain(fn, heads=-2))
 
 
 def plain(kernel: str | KernelRef | Callable) -> Callable:

@@ -6,7 +6,7 @@ process is started again for the next call, and `conduct` has a row for each thi
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -238,16 +238,14 @@ def isolated(kernel: KernelRef, timeout: float = LIMIT_S) -> Iterator[KernelRef]
     Raises:
         ValueError: a kernel that stays here is none.
     """
-    if kernel.fn is None and not kernel.module and not kernel.gpu:
-        kernels.plain(kernel)
-        yield kernel
-        return
-    if kernel.fn is not None:
+    if kernel.is_named:
+        kernels.plain(kernel)  # an error where there is none
+    if kernel.is_named or kernel.fn is not None:
         yield kernel
         return
     fn = IsolatedKernel(kernel.bare, timeout)
     try:
-        yield kernel.with_function(fn)
+        yield replace(kernel, fn=fn)
     finally:
         fn.close()
 
@@ -268,14 +266,13 @@ def wait(kernel: KernelRef) -> None:
 
 
 @contextmanager
-def all_isolated(refs: Iterable[KernelRef]) -> Iterator[list[KernelRef]]:
+def all_isolated(refs: Sequence[KernelRef]) -> Iterator[list[KernelRef]]:
     """`isolated` for each of several kernels, all of them imported; those of one function share a process."""
     with ExitStack() as stack:
-        by_function = {ref.bare: ref.bare for ref in refs}
-        by_function = {bare: stack.enter_context(isolated(bare)) for bare in by_function}
-        for kernel in by_function.values():
+        loaded = {bare: stack.enter_context(isolated(bare)) for bare in dict.fromkeys(ref.bare for ref in refs)}
+        for kernel in loaded.values():
             wait(kernel)
-        yield [replace(ref, fn=by_function[ref.bare].fn) for ref in refs]
+        yield [replace(ref, fn=loaded[ref.bare].fn) for ref in refs]
 
 
 class _Crossing(torch.autograd.Function):
