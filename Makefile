@@ -21,15 +21,17 @@ figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster
 	$(FA_LIB) dev figures --scale="$$SCALE" $(if $(EXECUTOR),--executor="$$EXECUTOR") $(if $(JOBS),--jobs="$$JOBS")
 figure%: $(call has,figures) # of that number, as figure4 or figure9b
 	$(FA_LIB) dev figures --scale="$$SCALE" $*
-publish: figures ## make the figures and tables of build/ the committed ones, and renew the ledger
+tutorials: $(call has,figures) # draw the tutorials' figures, too
+	$(FA_LIB) dev figures tutorials
+publish: figures tutorials ## make the figures and tables of build/ the committed ones, and renew the ledger
 study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; resumes
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
 publish study bench:
 	$(FA_LIB) dev $@
 
-lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
+lab: $(call has,figures) ## open JupyterLab on notebooks/00_attention_in_low_precision.ipynb; notebooks/tutorials/panel.ipynb has sliders
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
-		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
+		--LabApp.default_url='/lab/tree/notebooks/00_attention_in_low_precision.ipynb?file-browser-path=/' # else it shows notebooks/
 report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	$(FA_LIB) check $(if $(QKV),tensors $(if $(FORMAT),--format="$$FORMAT") -- "$$QKV",kernel -- "$$KERNEL")
 gallery gallery-quick: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery; or five of them, into build/gallery
@@ -47,7 +49,7 @@ original blame heads mutations reports:
 example: $(call has,figures) ; @$(PYTHON) examples/check_a_model.py
 claims: $(call has,core) ; $(FA_LIB) dev claims --renew
 renew-docs: $(call has,test) ; OMP_NUM_THREADS=1 $(PYTHON) tests/docs.py
-renew: $(call has,test) ; TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace notebooks/[0-9]*.ipynb
+renew: $(call has,test) ; TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace notebooks/*.ipynb notebooks/*/*.ipynb
 
 test: $(call has,test) ## run the tests that need no server, the notebooks among them; test-judge, test-docs, test-gpu, ... run others
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
@@ -69,7 +71,7 @@ lint: $(call has,test) ## check and format the code, check its types and imports
 	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
 	$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()"
-	$(PYTHON) -m nbstripout notebooks/[0-9]*.ipynb --keep-count --keep-output-type stream \
+	$(PYTHON) -m nbstripout notebooks/*.ipynb notebooks/*/*.ipynb --keep-count --keep-output-type stream \
 		--extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info.version"
 	@$(PYTHON) -m benchmarks.sizes
 clean: ## remove the environment and everything built; committed results and figures stay

@@ -27,14 +27,15 @@ napoleon_use_rtype = False
 # The notebooks that were run at the paper's scale; of others, the committed ones, whose figures are not drawn.
 shutil.rmtree(SHOWN, ignore_errors=True)
 SHOWN.mkdir()
-for committed in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
-    executed = EXECUTED / committed.name
+for committed in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
+    executed, shown = EXECUTED / committed.name, SHOWN / committed.relative_to(ROOT / "notebooks")
     notebook = nbformat.read(executed if executed.exists() else committed, as_version=4)
     for cell in notebook.cells:
         if "injected-parameters" in cell.metadata.get("tags", []):  # papermill's: folders of this machine
             lines = [line for line in cell.source.splitlines() if not line.startswith(("cache =", "out ="))]
             cell.source = "\n".join(lines)
-    nbformat.write(notebook, SHOWN / committed.name)
+    shown.parent.mkdir(exist_ok=True)
+    nbformat.write(notebook, shown)
 
 
 def bars(app, what, name, obj, options, lines):
@@ -48,7 +49,7 @@ def linked(app, docname, source):
     up = "../" * docname.count("/")
     source[0] = source[0].replace(f"](../{up}notebooks/", f"]({up}notebooks/")
     if docname.startswith("notebooks/"):
-        source[0] = source[0].replace("](../figures/", "](../../figures/").replace("](../docs/", "](../")
+        source[0] = source[0].replace(f"]({up}figures/", f"](../{up}figures/").replace(f"]({up}docs/", f"]({up}")
 
 
 def setup(app):

@@ -25,10 +25,12 @@ SETTINGS = '{"fetchNews": "false", "checkForUpdates": false}'  # no dialog about
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address that `make lab` opens, with a copy of the notebook and nothing of this machine's Jupyter."""
+    """The address of the panel in what `make lab` opens, with copies of the notebooks and nothing of this machine's
+    Jupyter."""
     home = tmp_path_factory.mktemp("lab")
-    (home / "notebooks").mkdir()
-    shutil.copy(ROOT / "notebooks" / "00_explore.ipynb", home / "notebooks")
+    for name in ("00_attention_in_low_precision.ipynb", "tutorials/panel.ipynb"):
+        (home / "notebooks" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "notebooks" / name, home / "notebooks" / name)
     shutil.copy(ROOT / "Makefile", home)
     (home / "figures").mkdir()
     shutil.copy(ROOT / "figures" / "explore.png", home / "figures")
@@ -58,7 +60,9 @@ def lab(tmp_path_factory):
             assert running.poll() is None and time.monotonic() - since < 120, (home / "log").read_text()
             time.sleep(0.2)
         leads_to = urllib.request.urlopen(opened.read_text()).read().decode()
-        yield html.unescape(re.search(r'href="([^"]+)"', leads_to)[1])
+        address = html.unescape(re.search(r'href="([^"]+)"', leads_to)[1])
+        assert "00_attention_in_low_precision.ipynb" in address
+        yield address.replace("00_attention_in_low_precision.ipynb", "tutorials/panel.ipynb")
     finally:
         os.killpg(running.pid, signal.SIGTERM)  # the server ends its kernels, which are in groups of their own
         try:

@@ -108,6 +108,11 @@ def test_a_figure_is_named_by_its_number(name, notebook):
     assert [path.stem for path in notebooks_of(NOTEBOOKS, [name])] == [notebook]
 
 
+def test_the_tutorials_figures_are_drawn_when_they_are_named():
+    assert {path.parent.name for path in notebooks_of(NOTEBOOKS, [])} == {"notebooks", "beyond"}
+    assert {path.parent.name for path in notebooks_of(NOTEBOOKS, ["tutorials"])} == {"tutorials"}
+
+
 @pytest.mark.parametrize("cores, given, executor", [(2, (), 0), (8, (), None), (2, ("--executor", "3"), 3)])
 def test_notebooks_with_a_core_each_start_no_processes_of_their_own(cores, given, executor, monkeypatch):
     assert of_two(monkeypatch, cores, "--jobs", "2", *given) == dict(executor=executor, jobs=2)

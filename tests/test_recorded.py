@@ -146,12 +146,12 @@ def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
     assert "| SageAttention: sageattention | 1.0.6 |" in text and "| cannot run here | raises ImportError |" in text
 
 
-DRAWING = sorted([*NOTEBOOKS.glob("0[1-578]_*.ipynb"), *NOTEBOOKS.glob("14_*.ipynb")])
+DRAWING = sorted([*NOTEBOOKS.glob("0[1-578]_*.ipynb"), *NOTEBOOKS.glob("tutorials/14_*.ipynb")])
 
 
-@pytest.mark.parametrize("name", [path.stem for path in DRAWING])
-def test_a_notebook_draws_its_own_recorded_tables_and_runs_again_when_there_is_another(name, tmp_path):
-    path = NOTEBOOKS / f"{name}.ipynb"
+@pytest.mark.parametrize("path", DRAWING, ids=lambda path: path.stem)
+def test_a_notebook_draws_its_own_recorded_tables_and_runs_again_when_there_is_another(path, tmp_path):
+    name = path.stem
     assert any(f'recorded("{name}")' in cell.source for cell in nbformat.read(path, as_version=4).cells)
     given = [notebooks.made_from(path, dict(device=device)) for device in ("cpu", "cuda")]
     results.save(tmp_path / "Some_GPU", "12_your_tensors", {}, pd.DataFrame({"x": [1]}))
@@ -163,8 +163,8 @@ def test_a_notebook_draws_its_own_recorded_tables_and_runs_again_when_there_is_a
 
 def test_a_notebook_that_draws_another_commands_tables_runs_again_when_they_change(tmp_path, monkeypatch):
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)
-    assert set(notebooks.READ) <= {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
-    path = NOTEBOOKS / "19_blame.ipynb"
+    assert set(notebooks.READ) <= {path.stem for path in NOTEBOOKS.rglob("*.ipynb")}
+    path = NOTEBOOKS / "tutorials" / "19_blame.ipynb"
     before = notebooks.made_from(path, {})
     results.save_table(tmp_path / "data" / "heads" / "heads", pd.DataFrame({"x": [1]}), {}, {})
     assert notebooks.made_from(path, {}) == before

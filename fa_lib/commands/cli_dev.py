@@ -26,7 +26,8 @@ def refuse_another_checkout() -> None:
 @app.command()
 def figures(
     names: Annotated[
-        list[str] | None, typer.Argument(help="figures, as 4 or 9b, or notebooks, as 02_precision; else all")
+        list[str] | None,
+        typer.Argument(help="figures, as 4 or 9b, notebooks, as 02_precision, or tutorials"),
     ] = None,
     scale: Annotated[str, typer.Option(help="a file of notebooks/scales")] = "paper",
     executor: Annotated[
@@ -36,7 +37,7 @@ def figures(
         int | None, typer.Option(min=1, help="notebooks at a time; 2, but 1 on one core, a GPU or with --executor")
     ] = None,
 ) -> None:
-    """Draw the figures: run the notebooks whose results are not up to date, through papermill.
+    """Draw the figures: run the paper's notebooks and those of beyond/ that are not up to date, through papermill.
 
     Figures and tables go to build/figures and build/data/results of the checkout, or of the current folder. Interrupted
     and started again it resumes. `fa-lib dev publish` makes them the committed ones.
@@ -65,8 +66,9 @@ def figures(
 def publish() -> None:
     """Make the figures and tables of build/ the committed ones, and renew the ledger.
 
-    All notebooks of the scale "paper" have to be up to date (run `fa-lib dev figures` before), and all changes
-    committed, except to what this command writes: each table's provenance names a commit with the code that made it.
+    All notebooks of the scale "paper" have to be up to date (`fa-lib dev figures`, and once more with `tutorials`), and
+    all changes committed, except to what this command writes: each table's provenance names a commit with the code that
+    made it.
     """
     with exit_on_error():
         from fa_lib.execution import claims, notebooks
@@ -83,10 +85,12 @@ def publish() -> None:
                 "tree, because provenance names a commit: commit them, or put them aside by `git stash -u`"
             )
         files = []
-        for path in notebooks.of_scale(notebooks_of(NOTEBOOKS, None), "paper"):
+        every = notebooks_of(NOTEBOOKS, None) + notebooks_of(NOTEBOOKS, ["tutorials"])
+        for path in notebooks.of_scale(every, "paper"):
             if not notebooks.is_fresh(path, "paper", build()):
                 raise ValueError(
-                    f"publish: {path.name} is not up to date at the scale paper; run `fa-lib dev figures` first"
+                    f"publish: {path.name} is not up to date at the scale paper; run `fa-lib dev figures` and "
+                    "`fa-lib dev figures tutorials` first"
                 )
             files += (notebooks.outcome(path, build()) or {})["files"]
         notebooks.copy(files, build(), CHECKOUT)
@@ -192,16 +196,23 @@ def bench() -> None:
 
 
 def notebooks_of(folder, names):
-    """List the paths of notebooks that make figures: of all, in their order, or of the named ones.
+    """List the paths of notebooks that make figures, in their order: all but the tutorials, or the named ones.
 
     Args:
-        folder: the notebooks'. names: of notebooks or of their figures; empty or None is all.
+        folder: the notebooks'. names: of notebooks, of their figures, or "beyond" or "tutorials", for all of these.
 
     Raises:
         ValueError: there is no such notebook or figure.
     """
-    every = {path.stem: path for path in sorted(folder.glob("[0-9]*.ipynb")) if not path.stem.startswith("00_")}
-    return [_notebook(name, every) for name in names] if names else list(every.values())
+    numbered = (path for pattern in ("[0-9]*.ipynb", "[!.]*/[0-9]*.ipynb") for path in folder.glob(pattern))
+    every = {path.stem: path for path in sorted(numbered, key=lambda path: path.stem) if path.stem[:2] != "00"}
+    if not names:
+        return [path for path in every.values() if path.parent.name != "tutorials"]
+    chosen = []
+    for name in names:
+        inside = name in ("beyond", "tutorials")
+        chosen += [path for path in every.values() if path.parent.name == name] if inside else [_notebook(name, every)]
+    return chosen
 
 
 def _notebook(name, every):

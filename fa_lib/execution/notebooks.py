@@ -50,7 +50,7 @@ def parameters(notebook: Path, scale: str) -> dict:
         ValueError: the scale, a notebook it names or one of its parameters does not exist; the scale leaves the
             notebook out, or does not say whether it does.
     """
-    scales, left_out = _scale(notebook.parent, scale)
+    scales, left_out = _scale(notebook, scale)
     if notebook.stem in left_out:
         raise ValueError(f"{notebook.stem}: the scale {scale} leaves it out; accepted are {', '.join(scales)}")
     if notebook.stem not in scales:
@@ -65,18 +65,20 @@ def parameters(notebook: Path, scale: str) -> dict:
 
 def of_scale(notebooks: Iterable[Path], scale: str) -> list[Path]:
     """List the notebooks that a scale does not leave out; a ValueError as of `parameters`."""
-    return [path for path in map(Path, notebooks) if path.stem not in _scale(path.parent, scale)[1]]
+    return [path for path in map(Path, notebooks) if path.stem not in _scale(path, scale)[1]]
 
 
-def _scale(folder, scale):
-    """Return parameters by notebook, and the notebooks that are left out."""
+def _scale(notebook, scale):
+    """Return parameters by notebook, and the notebooks that are left out. scales/ is beside a notebook, or one folder
+    above it."""
+    folder = next((up for up in notebook.parents[:2] if (up / "scales").is_dir()), notebook.parent)
     path = folder / "scales" / f"{scale}.yaml"
     if not path.exists():
         names = sorted(p.stem for p in path.parent.glob("*.yaml"))
         raise ValueError(f"scale: got {scale!r}; accepted are {', '.join(names)}")
     scales = yaml.safe_load(path.read_text()) or {}
     left_out = scales.pop(LEFT_OUT, None) or []
-    known = {p.stem for p in folder.glob("*.ipynb")}
+    known = {p.stem for p in [*folder.glob("*.ipynb"), *folder.glob("[!.]*/*.ipynb")]}
     for name in sorted({*scales, *left_out} - known):
         raise ValueError(f"{path.name}: names the notebook {name!r}; accepted are {', '.join(sorted(known))}")
     return scales, left_out
@@ -141,7 +143,7 @@ def run_all(
     """Run the notebooks of a scale that are stale, each in a kernel of its own; one that fails stops no other.
 
     Args:
-        notebooks: paths; the scales are beside them, in scales/.
+        notebooks: paths; the scales are beside them or one folder above, in scales/.
         build: folder of the executed copies, the outcomes, the results and the cache of cells.
         executor: as for `workers`, instead of the parameter `processes` of the notebooks that have it.
         jobs: notebooks at a time, each with its share of the cores. Those that share cells or training runs, which

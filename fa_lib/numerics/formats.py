@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 import gfloat.formats
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -125,8 +126,12 @@ class Format:
         overflow gives)."""
         return (self.precision, *self.quantum_limits, self.max, math.inf if self.has_inf else self.max)
 
-    def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-        return round_to(x, self)
+    def __call__(self, x):
+        """Round x to this format: a float64 tensor, as `round_to` does, or a number or numpy array, which gives numpy's
+        float64 of its shape."""
+        if isinstance(x, Tensor):
+            return round_to(x, self)
+        return round_to(torch.from_numpy(np.array(x, dtype=np.float64)), self).numpy()[()]
 
     def round_(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         """Round x as `round_to(x, self)` does. The result, of x's shape, is written over x where x is contiguous, on a

@@ -230,7 +230,7 @@ def test_a_plugins_kernel_is_named_by_its_file(tmp_path):
 
 
 def test_notebook_12_judges_a_file_of_the_readers(tmp_path):
-    notebook = nbformat.read(NOTEBOOKS / "12_your_tensors.ipynb", 4)
+    notebook = nbformat.read(NOTEBOOKS / "tutorials" / "12_your_tensors.ipynb", 4)
     file = saved(tmp_path, **dict(zip("qkv", normal(1, 2, 64, 16))))
     (given,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     given.source = given.source.replace('qkv = ""', f"qkv = {str(file)!r}").replace('fmt = ""', 'fmt = "BF16"')
