@@ -75,7 +75,6 @@ def ratio(part, pair, other, measure="relative_l2", step=300):
     return np.exp(interval(np.log(wide[pair] / wide[other]).dropna()))
 
 
-@stands("README.md", "BERTs")
 @stands(FINDINGS, "two trained BERTs")
 def of_trained_heads():
     table = pd.read_csv(ROOT / "data" / "heads" / "heads.csv")
@@ -89,7 +88,7 @@ def of_trained_heads():
 def of_the_law():
     ratios = ratios_of(pd.read_csv(RESULTS / "13_theory.csv"))
     low = 100 * (1 - ratios.law.loc["uniform", "fa1", 8])
-    return [f"{low[16]:.0f}", f"{low[32]:.0f}", f"{100 * (ratios.simulated - 1).abs().max():.0f}"]
+    return [f"{low[32]:.0f}"]
 
 
 @stands(LAW, "ringattention")
@@ -117,7 +116,6 @@ def without_rescale(order):
     }
 
 
-@stands("README.md", "two running sums")
 @stands(FINDINGS, "This is FlashAttention-2")
 @stands(CLAIMS, "The rescaling factors")
 def of_the_rescaling():
@@ -141,8 +139,12 @@ def of_dividing(tiles):
 
 
 @stands("README.md", "factor of ten")
-@stands(FINDINGS, "relative* error")
 def of_the_ten_times():
+    return of_the_ten_times_in_both_measures()[:2]
+
+
+@stands(FINDINGS, "relative* error")
+def of_the_ten_times_in_both_measures():
     table = pd.read_csv(RESULTS / "03_golden_value.csv").query("fmt == 'BF16' and n == 2048")
     wide = table.pivot(index=["distribution", "seed"], columns="kernel", values=["max", "rmse"])
     largest, rms = ((wide[of].flash / wide[of].baseline).groupby("distribution").mean() for of in ("max", "rmse"))
@@ -261,7 +263,11 @@ def of_dq_on_both():
     return of_dq(H100) + of_dq(RESULTS)
 
 
-@stands("README.md", "two running sums")
+@stands("README.md", "Flash kernels in use")
+def of_the_largest_dq():
+    return of_dq(H100)[2:3]
+
+
 @stands("docs/gpu/recorded.md", "23 of 48")
 def of_dq_on_the_h100():
     return [of_dq(H100)[0], of_dq(H100)[2]]

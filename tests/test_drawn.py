@@ -11,7 +11,7 @@ import pytest
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.measurements import Measurements
 from attention_check.plots import explain, kernel_report
-from fa_lib.execution import results
+from fa_lib.execution import claims, results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.execution.results import recorded
 from fa_lib.experiments.newer_kernels import FP8_KERNELS
@@ -26,6 +26,7 @@ from fa_lib.plots import (
     microbenchmark,
     newer_kernels,
     original,
+    overview,
     published,
     rescaling,
     rule,
@@ -150,6 +151,18 @@ def test_the_committed_figure_is_drawn_by_this_code(name, tmp_path):
     figure = draw(*map(read, tables), WORDS)
     assert len(figure._suptitle.get_text()) > 20 and says_its_message(figure, name), "stale: draw it again"
     assert is_drawn(figure, ROOT / "figures" / f"{name}.svg", tmp_path), "stale: draw it again"
+
+
+def test_the_readmes_picture_is_drawn_by_this_code(tmp_path):
+    figure = overview.overview({name: read(name) for name, *_ in overview.PANELS.values()}, claims.ledger())
+    assert says_its_message(figure, "paper") and is_drawn(figure, ROOT / "figures" / "paper.svg", tmp_path), "stale"
+
+
+def test_the_readmes_picture_says_every_verdict_where_they_differ():
+    rows = [("uniform inputs, N = 9", "reproduced"), ("normal inputs, N = 9", "not at this setting")]
+    ledger = pd.DataFrame([dict(id="x", setting=setting, verdict=verdict) for setting, verdict in rows])
+    assert overview.verdicts(ledger, "x")[0] == "uniform: reproduced; normal: not reproduced"
+    assert overview.verdicts(ledger[:1], "x") == ("reproduced", overview.GREEN)
 
 
 def test_a_stale_figure_is_noticed(tmp_path):

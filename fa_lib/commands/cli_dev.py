@@ -71,9 +71,12 @@ def publish() -> None:
     made it.
     """
     with exit_on_error():
+        import pandas as pd
+
         from fa_lib.execution import claims, notebooks
         from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
-        from fa_lib.execution.results import stamp, uncommitted
+        from fa_lib.execution.results import save_figure, stamp, uncommitted
+        from fa_lib.plots.overview import PANELS, overview
 
         if CHECKOUT is None:
             raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
@@ -99,7 +102,11 @@ def publish() -> None:
                 old.unlink()
         for path in RESULTS.glob("*.provenance.json"):
             stamp(path)
-        claims.renew(claims.ledger())
+        claims.renew(ledger := claims.ledger())
+        tables = {name: RESULTS / f"{name}.csv" for name, *_ in PANELS.values()}
+        if all(path.exists() for path in tables.values()):
+            drawn = overview({name: pd.read_csv(path) for name, path in tables.items()}, ledger)
+            save_figure(drawn, CHECKOUT / "figures" / "paper")
         _say(f"{len(files)} files are published; see `git status`")
 
 
