@@ -98,10 +98,10 @@ FIGURES = {  # figure -> its tables; how it is drawn from them and the notebook'
     "ours15_tensor_cores": (["15_tensor_cores"], tensor_cores.contexts),
     "ours16_block_scales": (["16_block_scales"], block_scales.block_scales),
     "ours16b_operands": (["16_block_scales"], block_scales.operands),
-    "ours17_sinks": (["17_fp8_beside_sinks"], published.sinks),
-    "ours17b_sink_gradients": (["17b_sink_gradients"], published.sink_gradients),
-    "ours17c_overflow": (["17c_fp16_overflow"], published.overflow),
-    "ours17d_polynomials": (["17d_polynomials.curves"], published.polynomials),
+    "ours17_sinks": (["17_published_numbers"], published.sinks),
+    "ours17b_sink_gradients": (["17_published_numbers.gradients"], published.sink_gradients),
+    "ours17c_overflow": (["17_published_numbers.overflow"], published.overflow),
+    "ours17d_polynomials": (["17_published_numbers.curves"], published.polynomials),
     "ours18_explain": (["18_explain"], explain.explained_reports),
 }
 OTHERWISE = {  # drawn here with fewer machines or curves than in their notebooks, or in another order

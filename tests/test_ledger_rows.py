@@ -50,13 +50,13 @@ ROWS = {
     "08b_training_health": training_health,
     "09_why_ten_times": why_ten_times,
     "10_biased_rounding": biased_rounding,
-    "17_fp8_beside_sinks": lambda: (
-        ledger_rows.of_sinks(read("17_fp8_beside_sinks"), 4096)
-        + ledger_rows.of_mass(read("17_fp8_beside_sinks.mass"), 8192)
+    "17_published_numbers": lambda: (
+        ledger_rows.of_sinks(read("17_published_numbers"), 4096)
+        + ledger_rows.of_mass(read("17_published_numbers.mass"), 8192)
+        + ledger_rows.of_sink_gradients(read("17_published_numbers.gradients"), 1024)
+        + ledger_rows.of_overflow(read("17_published_numbers.overflow"), 512)
+        + ledger_rows.of_polynomials(read("17_published_numbers.polynomials"))
     ),
-    "17b_sink_gradients": lambda: ledger_rows.of_sink_gradients(read("17b_sink_gradients"), 1024),
-    "17c_fp16_overflow": lambda: ledger_rows.of_overflow(read("17c_fp16_overflow"), 512),
-    "17d_polynomials": lambda: ledger_rows.of_polynomials(read("17d_polynomials")),
 }
 
 

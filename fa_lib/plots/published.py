@@ -1,4 +1,4 @@
-"""Our figures 17 to 17d: P in E4M3 beside a sink, a sink's gradient, where scores overflow FP16, 2^x by polynomials."""
+"""Our figures 17 to 17d, of notebook 17: P in E4M3 beside a sink, its gradient, FP16 overflow, 2^x by polynomials."""
 
 import matplotlib.pyplot as plt
 import numpy as np
