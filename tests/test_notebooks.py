@@ -14,7 +14,7 @@ import pytest
 from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fa_lib.execution import results
+from fa_lib.execution import notebooks, results
 from fa_lib.execution.files import locked_folder
 from fa_lib.execution.notebooks import is_fresh, of_scale, outcome, parameters, run, run_all
 from fa_lib.execution.paths import ROOT
@@ -210,6 +210,14 @@ def test_notebooks_that_share_something_follow_one_another(done):
     found, _, _ = done
     assert found["01_a"]["ended"] < found["04_a"]["begun"]
     assert found["03_c"]["begun"] < found["04_a"]["ended"]
+
+
+def test_what_took_longest_when_it_was_published_starts_first(done, tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "RESULTS", tmp_path)
+    (tmp_path / "03_c.provenance.json").write_text('{"seconds": 60.5}')
+    (tmp_path / "04_a.provenance.json").write_text('{"seconds": 7}')
+    chains = notebooks._chains(done[-1] / f"notebooks/{name}.ipynb" for name in SOURCES)
+    assert [[path.stem for path in chain] for chain in chains] == [["03_c"], ["01_a", "04_a"], ["02_fails"]]
 
 
 def test_what_is_up_to_date_starts_no_kernel(done, monkeypatch):

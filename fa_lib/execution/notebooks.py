@@ -27,7 +27,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 
 from fa_lib.execution import fingerprint
 from fa_lib.execution.files import locked_folder, replacing
-from fa_lib.execution.paths import PACKAGE, RECORDED, ROOT
+from fa_lib.execution.paths import PACKAGE, RECORDED, RESULTS, ROOT
 from fa_lib.execution.pools import share, workers
 from fa_lib.execution.results import versions
 
@@ -192,12 +192,19 @@ def run_all(
 
 
 def _chains(paths):
-    """Return the notebooks as lists, each of those that follow one another."""
+    """Return the notebooks as lists, each of those that follow one another; the longest list first, by the seconds that
+    the committed results took, so that no long one runs alone at the end."""
     chains: dict[str, list[Path]] = {}
     for path in paths:
         word = nbformat.read(path, as_version=4).metadata.get("fa_lib", {}).get("shares", path.stem)
         chains.setdefault(word, []).append(path)
-    return list(chains.values())
+    return sorted(chains.values(), key=lambda chain: -sum(map(_seconds_before, chain)))
+
+
+def _seconds_before(path):
+    """Return the seconds that a notebook took when its results were committed, or 0."""
+    record = RESULTS / f"{path.stem}.provenance.json"
+    return json.loads(record.read_text())["seconds"] if record.exists() else 0.0
 
 
 def _in_worker(path, scale, build, executor, timeout, environment):
