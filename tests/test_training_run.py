@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkey
     assert table.step.tolist() == [0, 1, 2]
 
 
-NO_BACKWARD = "fa_lib.kernels.flash:_flash_attn"
+NO_BACKWARD = "fa_lib.kernels.compiled:_flash_attn"
 REFUSED = {
     "precision: got 'fp4'; accepted are 64-true, 32-true": dict(arm=Arm(precision="fp4")),
     "kernel: got 'warp'; accepted are reference": dict(arm=Arm(kernel="warp")),

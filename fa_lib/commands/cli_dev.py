@@ -69,13 +69,13 @@ def publish() -> None:
     committed, except to what this command writes: each table's provenance names a commit with the code that made it.
     """
     with exit_on_error():
-        from fa_lib.execution import claims, notebooks
+        from fa_lib.execution import ledger, notebooks
         from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
         from fa_lib.execution.results import stamp, uncommitted
 
         if CHECKOUT is None:
             raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
-        written = [RESULTS, CHECKOUT / "figures", claims.LEDGER, claims.PAPER]
+        written = [RESULTS, CHECKOUT / "figures", ledger.LEDGER, ledger.PAPER]
         changed = uncommitted(".", *(f":!{path.relative_to(CHECKOUT)}" for path in written))
         if changed:
             raise ValueError(
@@ -95,7 +95,7 @@ def publish() -> None:
                 old.unlink()
         for path in RESULTS.glob("*.provenance.json"):
             stamp(path)
-        claims.renew(claims.ledger())
+        ledger.renew(ledger.ledger())
         _say(f"{len(files)} files are published; see `git status`")
 
 
@@ -111,7 +111,7 @@ def print_claims(
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
     with exit_on_error():
-        from fa_lib.execution import claims
+        from fa_lib.execution import ledger
         from fa_lib.execution.lookup import lookup
         from fa_lib.execution.paths import CHECKOUT, RESULTS
 
@@ -119,13 +119,13 @@ def print_claims(
             raise ValueError(f"results: got {str(results)!r}; accepted is a folder, such as build/data/results")
         if renew and (CHECKOUT is None or results is not None):
             raise ValueError("renew: the pages hold the committed results; accepted is a checkout, without --results")
-        table = claims.ledger(results or RESULTS)
+        table = ledger.ledger(results or RESULTS)
         if paper:
-            lookup("paper", paper, {key: name for key, name in claims.PAPERS.items() if key})
+            lookup("paper", paper, {key: name for key, name in ledger.PAPERS.items() if key})
             table = table[table.paper == paper]
-        typer.echo(claims.markdown(table))
+        typer.echo(ledger.markdown(table))
         if renew:
-            claims.renew(claims.ledger())
+            ledger.renew(ledger.ledger())
 
 
 @app.command()

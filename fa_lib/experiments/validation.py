@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.compiled import flash
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.shipped import fa2_cuda, torch_cpu
 from fa_lib.kernels.tiling import Tiling
@@ -74,7 +75,7 @@ def agree(
     """
     fmt = Format.of(fmt)
     q, k, v = (round_to(x, fmt).to(device, fmt.dtype) for x in draw(distribution, seed, (1, heads, n, head_dim)))
-    real = kernels.flash(q, k, v, backend="torch")
+    real = flash(q, k, v, backend="torch")
     golden = kernels.golden(q, k, v, inputs=fmt)
     model = torch_cpu(fmt, n) if device == "cpu" else fa2_cuda(fmt, head_dim)
     model["algorithm"] = Algorithm.of(model["algorithm"])

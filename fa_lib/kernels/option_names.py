@@ -4,7 +4,13 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.registry import emulates, get
+from fa_lib.kernels.tiling import Tiling
 
 OPTION_NAMES = {  # option -> its names, the first fa_lib's own
     "causal": ("causal", "is_causal"),
@@ -82,6 +88,31 @@ class OwnNames:
                 x = tuple(NO_LIMIT if side is None else side for side in x)
             renamed_options[name] = x
         return renamed_options | dict(enable_gqa=True) if self.shared_heads and shared else renamed_options
+
+
+def plain(kernel: str | KernelRef | Callable) -> Callable:
+    """Find a kernel and make it callable as f(q, k, v, **options) on (batch, heads, sequence, head_dim).
+
+    A kernel that takes a Precision runs with every step in its inputs' format, in tiles of 64, by fa1, as in the paper.
+    A kernel with other names for its options takes fa_lib's.
+    """
+    return standard(get(kernel))
+
+
+def standard(fn: Callable, heads: int = -3) -> Callable:
+    """Return a function that `plain` returns for a kernel's function; heads: as of `renamed`."""
+    return with_precision(fn) if emulates(fn) else renamed(fn, heads)
+
+
+def with_precision(fn: Callable) -> Callable:
+    """Return a kernel without the arguments of an emulated one, such as a Precision; another one is returned as it
+    is."""
+    return partial(_uniform, fn) if emulates(fn) else fn
+
+
+def _uniform(fn, q, k, v, **options):
+    defaults = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
+    return fn(q, k, v, **{n: x for n, x in defaults.items() if n in inspect.signature(fn).parameters} | options)
 
 
 def renamed(fn: Callable, heads: int = -3) -> Callable:

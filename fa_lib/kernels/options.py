@@ -60,6 +60,25 @@ class CallOptions:
                 raise ValueError(f"{name}: got {options[name]!r}; accepted options are {', '.join(accepted)}")
         return cls(**options)
 
+    def inside(self, q: Tensor, k: Tensor) -> Tensor:
+        """Make the mask of causality and the window, bool (n_q, n_kv), True where a key of k is visible to a row of
+        q."""
+        left, right = self.window or (None, None)
+        return within(q.shape[-2], k.shape[-2], left, 0 if self.causal else right, q.device)
+
+
+def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Repeat each head of K or V for the heads of Q that share it.
+
+    Args:
+        x: (..., kv_heads, n_kv, features).
+        q: (..., heads, n_q, head_dim).
+
+    Returns:
+        (..., heads, n_kv, features).
+    """
+    return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
+
 
 def validate(q: Tensor, k: Tensor, v: Tensor, **options) -> CallOptions:
     """Check a call as every kernel must: the shapes fit one another, and each option has an accepted value.
@@ -171,12 +190,11 @@ def visible_rows(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     Raises:
         ValueError: as `validate`.
     """
-    settings, n_q, n_kv = validate(q, k, v, **options), q.shape[-2], k.shape[-2]
-    left, right = settings.window or (None, None)
-    inside = within(n_q, n_kv, left, 0 if settings.causal else right, q.device)
-    if settings.mask is None:
-        return inside.any(-1)
-    return (inside & (settings.mask if settings.mask.dtype == torch.bool else settings.mask > -math.inf)).any(-1)
+    settings = validate(q, k, v, **options)
+    visible, mask = settings.inside(q, k), settings.mask
+    if mask is not None:
+        visible = visible & (mask if mask.dtype == torch.bool else mask > -math.inf)
+    return visible.any(-1)
 
 
 def _describe(x):

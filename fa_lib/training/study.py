@@ -14,6 +14,7 @@ from fa_lib import kernels
 from fa_lib.execution.fingerprint import digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
+from fa_lib.kernels.eager import unfused
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
 from fa_lib.training.config import PRECISIONS, Config, RunSpec
 from fa_lib.training.distances import Job, compare
@@ -122,7 +123,7 @@ def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: i
     Returns:
         dict of arm -> uint8 (len(captions), 3, size, size).
     """
-    model, out = TextToImage(config, kernels.unfused, 0), {}
+    model, out = TextToImage(config, unfused, 0), {}
     for row in runs.itertuples():
         tensors = load_weights(max(Path(row.at).glob("weights-*.safetensors")))
         with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 
 from fa_lib.execution.lookup import lookup
-from fa_lib.kernels.options import CallOptions, Keys, Outputs, Queries, Values, validate, within
+from fa_lib.kernels.options import CallOptions, Keys, Outputs, Queries, Values, validate
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 
 
@@ -101,8 +101,7 @@ def _sdpa_mask(q, k, settings):
     mask, (lead, n_q, n_kv) = settings.mask, (q.shape[:-2], q.shape[-2], k.shape[-2])
     own_causal = settings.causal and n_q == n_kv and mask is None and settings.window is None
     if settings.window is not None or (settings.causal and not own_causal):
-        left, right = settings.window or (None, None)
-        visible = within(n_q, n_kv, left, 0 if settings.causal else right, q.device)  # (n_q, n_kv)
+        visible = settings.inside(q, k)  # (n_q, n_kv)
         if mask is None or mask.dtype == torch.bool:
             mask = visible if mask is None else mask & visible
         else:
