@@ -122,7 +122,7 @@ def test_every_choice_of_figure_2_can_be_undone_in_the_model_of_cuda(key):
     q, k, v = draw("normal", 2, (1, 1, 5, 64))
     model = fa2_cuda("BF16", 64)
     assert model["algorithm"].scale_in_exponent and model["algorithm"].reverse
-    assert kernels.tiled(q, k, v, **model | CHOICES[key].change(model, BF16)).isfinite().all()
+    assert kernels.tiled(q, k, v, **model | CHOICES[key][1](model, BF16)).isfinite().all()
 
 
 def test_a_scale_in_the_exponent_refuses_what_comes_between_scale_and_exponential():

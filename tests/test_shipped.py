@@ -26,8 +26,6 @@ DIMS = (64, 96, 128, 192, 256)
         (lambda d: shipped.fa2_cuda(BF16, d, "L40S", causal=True), (128, 64, 64, 64, 64)),
         (lambda d: shipped.fa2_splitkv(BF16, d, 4), (256, 128, 128, 64, 64)),
         (lambda d: shipped.fa2_splitkv(BF16, d, 1, "L40S"), (128, 64, 64, 64, 64)),
-        (lambda d: shipped.torch_cuda(BF16, d), (128, 64, 64, 64, 64)),
-        (lambda d: shipped.torch_cuda(BF16, d - 32), (128, 128, 64, 32, 64)),
         (lambda d: shipped.fa3_cuda(FP16, d), (192, 144, 176, 112, 80)),
         (lambda d: shipped.fa3_cuda(FP16, d, causal=True), (128, 144, 128, 112, 80)),
         (lambda d: shipped.fa3_cuda(E4M3, d), (160, 128, 224, 160, 128)),
@@ -44,13 +42,12 @@ def test_tiles_by_head_dim(kernel, due):
         (lambda: shipped.fa3_cuda(BF16, 64, "A100"), r"^unit: got 'A100'; .* H100, H200\b"),
         (lambda: shipped.fa4_hopper(BF16, 64, "B200"), r"^unit: got 'B200'; .*\bH100\b"),
         (lambda: shipped.fa4_cuda(BF16, 64, "H100"), r"^unit: got 'H100'; .*\bB200\b"),
-        (lambda: shipped.cudnn(BF16, Tiling(64, 64), "V100"), "unit: got 'V100'"),
         (lambda: shipped.fa2_cuda(BF16, 257), r"^head_dim: got 257; .* 1 to 256\b"),
         (lambda: shipped.fa4_cuda(BF16, 192), r"^head_dim: got 192; .* 1 to 128\b"),
         (lambda: shipped.fa3_cuda("E5M2", 64), "fmt: got E5M2; accepted are FP16, BF16, E4M3"),
         (lambda: shipped.fa4_cuda(E4M3, 64), "fmt: got E4M3; accepted are FP16, BF16"),
         (lambda: shipped.fa2_splitkv(BF16, 64, 0), "splits: got 0"),
-        (lambda: mixed_exp2(9), "period, share: got 9, 4"),
+        (lambda: mixed_exp2(9), "period: got 9"),
     ],
 )
 def test_what_does_not_exist_is_refused(call, match):
@@ -135,14 +132,6 @@ def test_split_kv_cuts_from_the_first_key_and_goes_back_in_each_part():
     due = BF16((torch.softmax(L, 0) * torch.stack([O for *_, O in done])).sum(0))
     found = tiled(q, k, v, **shipped.fa2_splitkv(BF16, 64, 2, "A100"))[0, 0]
     assert (found == due).double().mean() >= 0.99
-
-
-def test_cudnn_is_flash_attention_2_in_the_tiles_that_are_given():
-    q, k, v = drawn(FP16, 300)[0]
-    given = shipped.cudnn(FP16, Tiling(64, 32))
-    assert given["tiling"] == Tiling(64, 32) and not given["algorithm"].scale_in_exponent
-    summed = tiled(q, k, v, **shipped.cudnn(FP16, Tiling(64, 32), "H100"))
-    assert 0.9 < (summed == tiled(q, k, v, **given)).double().mean() < 1
 
 
 def test_to_multiply_by_1_over_l_is_another_rounding():

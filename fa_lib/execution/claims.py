@@ -17,8 +17,8 @@ def published() -> pd.DataFrame:
     """Read the published statements.
 
     Returns:
-        table: indexed by id; figure, paper (of `ledger.PAPERS`), source, statement, quantity, published (the value, as a
-        text), low and high (the interval in which a value agrees), average ("geometric" for ratios that training
+        table: indexed by id; figure, paper (of `ledger.PAPERS`), source, statement, quantity, published (the value, as
+        a text), low and high (the interval in which a value agrees), average ("geometric" for ratios that training
         multiplies, else ""), open (what the paper leaves open and a setting chooses, or ""), untested (why our numbers
         cannot judge it, or "").
     """

@@ -15,7 +15,8 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
-from fa_lib.theory.law import VALUES_OF, bound, expected, repeated
+from fa_lib.theory.bounds import bound
+from fa_lib.theory.law import VALUES_OF, expected, repeated
 from fa_lib.theory.recurrence import simulated
 
 SIMULATED = 2048  # rows
@@ -125,7 +126,7 @@ def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:
 
 
 def bounds(seed: int, settings: int = 100) -> list[dict]:
-    """A cell: compare the largest error of random kernels on random inputs with `theory.law.bound`.
+    """A cell: compare the largest error of random kernels on random inputs with `theory.bound`.
 
     Shapes, formats of O, l and the factors, the algorithm, the inputs and the spread of the scores are all random.
 

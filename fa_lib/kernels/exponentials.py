@@ -94,38 +94,34 @@ def polynomial_exp2(degree: int) -> Callable[[Tensor], Tensor]:
     return exp2
 
 
-RUN = 32  # keys of a tile that FlashAttention-4 converts together
+RUN, SHARE = 32, 4  # keys of a tile that FlashAttention-4 converts together; keys of a period with the polynomial
 
 
-def mixed_exp2(period: int, share: int = 4, first: int = 1, degree: int = 3) -> Callable[[Tensor], Tensor]:
-    """Make 2**y of a tile as FlashAttention-4 computes it on Blackwell: a polynomial for some keys, `ex2.approx` for
-    the others.
+def mixed_exp2(period: int) -> Callable[[Tensor], Tensor]:
+    """Make 2**y of a tile as FlashAttention-4 computes it on Blackwell: a polynomial of degree 3 for some keys,
+    `ex2.approx` for the others.
 
-    A tile's keys are taken RUN at a time. In each run but the last one and the first `first` ones, key k has the
-    polynomial where k mod period >= period - share; k counts pairs of keys by their even member
-    (`apply_exp2_convert` of flash_attn/cute/softmax.py). The rest is 2**y exactly, in place of `ex2.approx`, whose
-    table is not published.
+    A tile's keys are taken RUN at a time. In each run but the first and the last one, key k has the polynomial where k
+    mod period >= period - SHARE; k counts pairs of keys by their even member (`apply_exp2_convert` of
+    flash_attn/cute/softmax.py). The rest is 2**y exactly, in place of `ex2.approx`, whose table is not published.
 
     Args:
-        period: even, above share; 10 and 16 in the source.
-        share: even.
-        first: number of the runs at the beginning without the polynomial.
-        degree: of the polynomial.
+        period: even, above SHARE; 10 and 16 in the source.
 
     Returns:
         A function of a float64 tensor (rows, B_c) with FP32 values; its result has that shape.
 
     Raises:
-        ValueError: an argument does not fit.
+        ValueError: the period does not fit.
     """
-    if period % 2 or share % 2 or not 0 < share < period:
-        raise ValueError(f"period, share: got {period}, {share}; accepted are even numbers, 0 < share < period")
-    polynomial = polynomial_exp2(degree)
+    if period % 2 or period <= SHARE:
+        raise ValueError(f"period: got {period}; accepted is an even number above {SHARE}")
+    polynomial = polynomial_exp2(3)
 
     def exp2(y):
         key = torch.arange(y.shape[-1], device=y.device)
         run, pair = key // RUN, key % RUN // 2 * 2
-        by_polynomial = (pair % period >= period - share) & (run >= first) & (run < y.shape[-1] // RUN - 1)
+        by_polynomial = (pair % period >= period - SHARE) & (run >= 1) & (run < y.shape[-1] // RUN - 1)
         return torch.where(by_polynomial, polynomial(y), torch.exp2(y))
 
     return exp2

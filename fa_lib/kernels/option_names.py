@@ -136,7 +136,11 @@ def renamed(fn: Callable, heads: int = -3) -> Callable:
 
     kernel.__name__ = getattr(fn, "__name__", type(fn).__name__)
     kernel.__module__ = getattr(fn, "__module__", None)
-    kernel.__signature__ = _signature(own.options)  # pyright: ignore
+    kinds = inspect.Parameter
+    parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in "qkv"]
+    parameters += [kinds(option, kinds.KEYWORD_ONLY, default=None) for option, name in own.options.items() if name]
+    parameters += [] if own.options else [kinds("options", kinds.VAR_KEYWORD)]  # it takes any
+    kernel.__signature__ = inspect.Signature(parameters)  # pyright: ignore
     return kernel
 
 
@@ -148,11 +152,3 @@ def _parameters(fn) -> tuple[set[str], bool]:
         names = documented(getattr(fn, "__name__", ""), getattr(fn, "__doc__", None) or "")
         return {*(names or ())}, names is None
     return {*parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _signature(own: Mapping[str, str]):
-    """Of q, k, v and those options that a kernel takes; where `own` is empty, of any."""
-    kinds = inspect.Parameter
-    parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in "qkv"]
-    parameters += [kinds(option, kinds.KEYWORD_ONLY, default=None) for option, name in own.items() if name]
-    return inspect.Signature(parameters if own else [*parameters, kinds("options", kinds.VAR_KEYWORD)])

@@ -15,6 +15,7 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, mixed_exp2
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.dots import EXACT
 from fa_lib.numerics.formats import BF16, E4M3, FP16, Format, FormatLike
 from fa_lib.numerics.tensor_cores import TensorCore
 
@@ -66,7 +67,9 @@ def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
         ValueError: there is no such unit, it does not take such inputs, or the kernel runs on none such or takes no
             such head_dim.
     """
-    return _fa2(fmt, _fa2_keys(head_dim, unit, causal), unit, accumulate_in_mma=bool(unit))
+    _refuse(head_dim, unit, AMPERE_ON)
+    keys = 32 if unit == "L40S" and 96 < head_dim <= 128 and not causal else 128 if head_dim <= 64 else 64
+    return _fa2(fmt, keys, unit, accumulate_in_mma=bool(unit))
 
 
 def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> dict[str, Any]:
@@ -92,19 +95,6 @@ def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> 
     _refuse(head_dim, unit, AMPERE_ON)
     widths = (128, 64, 64) if splits == 1 else (256, 128, 64)
     return _fa2(fmt, _by(head_dim, (64, 128, 256), widths), unit, accumulate_in_mma=bool(unit), splits=splits)
-
-
-def torch_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
-    """Describe torch's own flash kernel on CUDA, a copy of FlashAttention-2 (ATen,
-    native/transformers/cuda/flash_attn).
-
-    The copy that was read still has a kernel for head_dim 129 to 160, of tiles of 32 keys (64 on an L40S); for
-    the rest `fa2_cuda` is it, and few queries go to `fa2_splitkv`.
-
-    Arguments, result and errors are those of `fa2_cuda`.
-    """
-    keys = _fa2_keys(head_dim, unit, causal)
-    return _fa2(fmt, 32 if 128 < head_dim <= 160 and unit != "L40S" else keys, unit, accumulate_in_mma=bool(unit))
 
 
 def fa3_cuda(
@@ -199,41 +189,12 @@ def fa4_hopper(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool =
     return _fa2(fmt, _by(head_dim, (64, 96, 128), (128, 128 if causal else 144, 128)), unit, accumulate_in_mma=True)
 
 
-def cudnn(fmt: FormatLike, tiling: Tiling, unit: str = "") -> dict[str, Any]:
-    """Describe cuDNN's attention as far as it is known: FlashAttention-2's algorithm, with sums in FP32, its default
-    (NVIDIA's documentation of cuDNN's attention operation).
-
-    Not published, and so not modelled: its tiles, which the caller gives; their order; where the scale is multiplied
-    in; its exponential; whether O is chained. Here the first tile is first, S is scaled, O divided by l.
-
-    Args:
-        fmt: FP16 or BF16.
-        tiling: a Tiling.
-        unit: of AMPERE_ON, or "".
-
-    Returns:
-        dict of tiling, precision and algorithm, for `tiled`.
-
-    Raises:
-        ValueError: as `fa2_cuda`; or it is another format.
-    """
-    fmt = _one_of(fmt, FP16, BF16)
-    _refuse_unit(unit, AMPERE_ON)
-    return dict(tiling=tiling, precision=_summed(Precision.kernel(fmt), fmt, unit), algorithm=Algorithm("fa2"))
-
-
 def _fa2(fmt: FormatLike, keys: int, unit: str, **more: Any) -> dict[str, Any]:
     """Describe FlashAttention-2 with tiles of `keys` keys. more: further fields of the Algorithm."""
-    fmt = Format.of(fmt)
+    products = TensorCore.of(unit, fmt) if unit else EXACT
     algorithm = Algorithm("fa2", reverse=True, scale_in_exponent=True, **more)
-    return dict(tiling=Tiling(128, keys), precision=_summed(Precision.kernel(fmt), fmt, unit), algorithm=algorithm)
-
-
-def _fa2_keys(head_dim: int, unit: str, causal: bool) -> int:
-    _refuse(head_dim, unit, AMPERE_ON)
-    if unit == "L40S" and 96 < head_dim <= 128 and not causal:
-        return 32
-    return 128 if head_dim <= 64 else 64
+    precision = replace(Precision.kernel(fmt), products=products)
+    return dict(tiling=Tiling(128, keys), precision=precision, algorithm=algorithm)
 
 
 def _by(head_dim: int, ends: tuple[int, ...], widths: tuple[int, ...]) -> int:
@@ -241,17 +202,9 @@ def _by(head_dim: int, ends: tuple[int, ...], widths: tuple[int, ...]) -> int:
     return next(width for end, width in zip(ends, widths) if head_dim <= end)
 
 
-def _summed(precision: Precision, fmt: Format, unit: str) -> Precision:
-    return replace(precision, products=TensorCore.of(unit, fmt)) if unit else precision
-
-
-def _refuse_unit(unit: str, units: tuple[str, ...]) -> None:
+def _refuse(head_dim: int, unit: str, units: tuple[str, ...], limit: int = 256) -> None:
     if unit and unit not in units:
         raise ValueError(f"unit: got {unit!r}; the kernel runs on {', '.join(units)}; accepted is one of them, or ''")
-
-
-def _refuse(head_dim: int, unit: str, units: tuple[str, ...], limit: int = 256) -> None:
-    _refuse_unit(unit, units)
     if type(head_dim) is not int or not 0 < head_dim <= limit:
         raise ValueError(f"head_dim: got {head_dim!r}; accepted is a whole number from 1 to {limit}")
 

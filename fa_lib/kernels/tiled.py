@@ -95,13 +95,12 @@ class Forward:
     @classmethod
     def of(cls, p: Steps, how: Algorithm, scale: float, block_kv: int) -> "Forward":
         """Choose the steps of an algorithm."""
-        last = times_last if how.scale_in_exponent or how.reciprocal else fa2_last
         if how.scale_in_exponent:
             c = p.exponent(torch.tensor(scale / LN2, dtype=torch.float64))
-            return cls(p, how, block_kv, scale, partial(folded_tile, c), last)
+            return cls(p, how, block_kv, scale, partial(folded_tile, c), times_last)
         if how.name == "fa1":
             return cls(p, how, block_kv, 1.0, fa1_tile, fa1_last)
-        return cls(p, how, block_kv, 1.0, fa2_tile, last)
+        return cls(p, how, block_kv, 1.0, fa2_tile, times_last if how.reciprocal else fa2_last)
 
     def rows(self, q_i: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """Compute O and then the log-sum-exp, (rows, d_v + 1), of q_i (rows, head_dim), k (n_kv, head_dim) and v (n_kv,

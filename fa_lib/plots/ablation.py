@@ -31,8 +31,8 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     distributions, figure, axes = panels(table, 4.4, 5.0)
     table = table.assign(kernel=table.start + " " + table.algorithm)
     marks = {
-        f"{start.key} {algorithm}": Mark(f"{start.label}; {algorithm}", _COLORS[start.key], marker)
-        for start in STARTS.values()
+        f"{start} {algorithm}": Mark(f"{label}; {algorithm}", _COLORS[start], marker)
+        for start, (label, *_) in STARTS.items()
         for algorithm, marker in _MARKERS.items()
     }
     for ax, distribution in zip(axes, distributions):
