@@ -14,7 +14,8 @@ from attention_gallery.finds import FINDS
 from fa_lib import sweep
 from fa_lib.execution import notebooks, results
 from fa_lib.execution.paths import NOTEBOOKS
-from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid, tiles_of_sram
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid
+from fa_lib.experiments.tile_shapes import tiles_of_sram
 from fa_lib.experiments.validation import agree
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots.algorithm_changes import algorithm_changes

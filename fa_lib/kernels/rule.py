@@ -22,10 +22,7 @@ from fa_lib.numerics.metrics import deviation, over_baseline
 
 ALLOWED = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error: flash-attention's own tests
 
-REFERENCE_KERNELS = {
-    "as_shipped": "as shipped",
-    "every_step": "every step",
-}  # kernels to hold another against: key -> label
+REFERENCE_KERNELS = {"as_shipped": "as shipped", "every_step": "every step"}  # to hold another against: key -> label
 
 CALLS = by_key((
     Call("97", 97, 97),
