@@ -13,9 +13,10 @@ from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, d
 from fa_lib.experiments.newer_kernels import OPTIONS
 from fa_lib.experiments.validation import CHOICES
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
+from fa_lib.kernels.exponentials import dynamic_maximum
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.options import finite
+from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.quantization_schemes import Scheme, rotated
 from fa_lib.kernels.shipped import fa2_cuda
 from fa_lib.numerics.formats import stochastic

@@ -11,6 +11,7 @@ import pytest
 from attention_gallery.causes import explained
 from attention_gallery.commands import pages
 from attention_gallery.finds import FINDS
+from benchmarks.tables import save_table
 from fa_lib import sweep
 from fa_lib.execution import notebooks, results
 from fa_lib.execution.paths import NOTEBOOKS
@@ -167,7 +168,7 @@ def test_a_notebook_that_draws_another_commands_tables_runs_again_when_they_chan
     assert set(notebooks.READ) <= {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
     path = NOTEBOOKS / "19_blame.ipynb"
     before = notebooks.made_from(path, {})
-    results.save_table(tmp_path / "data" / "heads" / "heads", pd.DataFrame({"x": [1]}), {}, {})
+    save_table(tmp_path / "data" / "heads" / "heads", pd.DataFrame({"x": [1]}), {}, {})
     assert notebooks.made_from(path, {}) == before
-    results.save_table(tmp_path / "data" / "blame" / "steps", pd.DataFrame({"x": [1]}), {}, {})
+    save_table(tmp_path / "data" / "blame" / "steps", pd.DataFrame({"x": [1]}), {}, {})
     assert notebooks.made_from(path, {}) != before

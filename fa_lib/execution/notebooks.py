@@ -26,7 +26,8 @@ import yaml
 from jupyter_client.kernelspec import KernelSpecManager
 
 from fa_lib.execution import fingerprint
-from fa_lib.execution.files import locked_folder, replacing
+from fa_lib.execution.files import replacing
+from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import PACKAGE, RECORDED, ROOT
 from fa_lib.execution.pools import share, workers
 from fa_lib.execution.results import versions

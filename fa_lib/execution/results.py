@@ -63,16 +63,6 @@ def save(
             save_figure(figure, Path(out) / "figures" / figure_name)
 
 
-def save_table(path: Path, table: "pd.DataFrame", grid: dict, about: dict, digits: int = 5) -> None:
-    """Write a table as `path`.csv, numbers with so many digits, and where it came from as `path`.provenance.json.
-
-    Args:
-        grid: its parameters. about: what else a reader must know.
-    """
-    _write_table(path.with_suffix(".csv"), table, digits)
-    _write_json(path.with_suffix(".provenance.json"), about | provenance(grid))
-
-
 def _write_table(path, table, digits):
     with replacing(path) as to:
         table.to_csv(to, index=False, float_format=f"%.{digits}g")

@@ -16,8 +16,8 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
 from fa_lib.theory.bounds import bound
-from fa_lib.theory.law import VALUES_OF, expected, repeated
-from fa_lib.theory.recurrence import simulated
+from fa_lib.theory.law import VALUES_OF, expected
+from fa_lib.theory.recurrence import repeated, simulated
 
 SIMULATED = 2048  # rows
 KERNEL = ["distribution", "algorithm", "bits"]
@@ -98,7 +98,7 @@ def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
 
 def independent(distribution: str, algorithm: str, bits: int, tiles: int) -> bool:
     """Say whether a kernel's roundings may be taken as independent, by its inputs alone and without a look at any
-    error: the row sum's that repeat (`theory.law.repeated`) make less than REPEATED of the error that the law expects.
+    error: the row sum's that repeat (`theory.repeated`) make less than REPEATED of the error that the law expects.
     (Those of O repeat less, since V scatters.)"""
     fmt = carried_in(bits)
     due = expected(only_sums(fmt), tiles=tiles, algorithm=algorithm, values=VALUES_OF[distribution])

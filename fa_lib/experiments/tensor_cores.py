@@ -10,9 +10,10 @@ from scipy import special
 
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.problem import Problem
-from fa_lib.kernels.exponentials import polynomial_exp
+from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.shipped import fa2_cuda, fa3_cuda
+from fa_lib.kernels.shipped import fa2_cuda
+from fa_lib.kernels.shipped_newer import fa3_cuda
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.dots import EXACT, Dot

@@ -14,7 +14,7 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
 from fa_lib.kernels.options import Keys, Outputs, Queries, Values, as_many_heads, validate
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.tiled import fa1_last, fa1_tile
+from fa_lib.kernels.tiled import fa1_tile
 from fa_lib.numerics.dots import EXACT
 
 
@@ -89,7 +89,7 @@ def stepwise(
         for k_j, v_j in zip(k.split(block_kv, -2), v.split(block_kv, -2)):
             S = _scaled_product(q, k_j, scale)  # (..., n_q, B_c)
             m, l, O = fa1_tile(p, how, lambda P: P, S, v_j, S.amax(-1, keepdim=True), (m, l, O))
-        return fa1_last(p, l, O), m + torch.log(l)  # o; log-sum-exp (..., n_q, 1)
+        return O, m + torch.log(l)  # o; log-sum-exp (..., n_q, 1)
 
     def backward(q, k, v, o, L, dO):
         delta = (dO.to(wide) * o).sum(-1, keepdim=True).to(o.dtype)  # (..., n_q, 1), rounded once

@@ -99,7 +99,7 @@ class Forward:
             c = p.exponent(torch.tensor(scale / LN2, dtype=torch.float64))
             return cls(p, how, block_kv, scale, partial(folded_tile, c), times_last)
         if how.name == "fa1":
-            return cls(p, how, block_kv, 1.0, fa1_tile, fa1_last)
+            return cls(p, how, block_kv, 1.0, fa1_tile, lambda p, l, O: O)  # it is divided by l already
         return cls(p, how, block_kv, 1.0, fa2_tile, times_last if how.reciprocal else fa2_last)
 
     def rows(self, q_i: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
@@ -177,11 +177,6 @@ def fa1_tile(
     PV = p.accumulator.round_(p.products.matmul(dropped(P), v))  # (rows, head_dim)
     O = p.accumulator.round_(p.accumulator.round_(O.mul_(l_old)).add_(p.accumulator.round_(PV.mul_(a_tile))))
     return m_new, l_new, p.accumulator.round_(O.div_(nonzero(l_new)))
-
-
-def fa1_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
-    """Return O (rows, d_v) as it is after the last tile: it is divided by l already."""
-    return O
 
 
 def exp_of(p: Steps, how: Algorithm) -> Callable:

@@ -14,7 +14,8 @@ from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, panels, styled
-from fa_lib.theory.law import VALUES_OF, bits_for
+from fa_lib.theory.carried_bits import bits_for
+from fa_lib.theory.law import VALUES_OF
 
 _COLORS = {"shipped": FLASH, "all_bf16": BASELINE}
 _MARKERS = {"fa1": "o", "fa2": "s"}

@@ -9,16 +9,12 @@ each line, and says where independence ends.
 """
 
 import math
-from bisect import bisect_left
-from dataclasses import replace
-from numbers import Real
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import Format, FormatLike
+from fa_lib.numerics.formats import FormatLike
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.rounding_counts import VALUES, accepted_kernel, is_count, roundings
 
@@ -141,65 +137,3 @@ def largest_over_baseline(
         return largest(count, terms, widths)
 
     return error(precision, algorithm) / error(Precision.materialized(stored), "baseline")
-
-
-def bits(stored: FormatLike, *, tiles: int, values: str = "one_sign", algorithm: str = "fa2") -> float:
-    """Compute with how many significant bits O and l must be carried for carrying to make an error as large as storing
-    the answer does: the stored bits and about half of log2(tiles) more.
-
-    Args:
-        stored: the format that the answer is stored in.
-        tiles, values, algorithm: as `expected`.
-    """
-    return Format.of(stored).precision + 0.5 * math.log2(roundings(tiles, algorithm, values).carried())
-
-
-def bits_for(times: float, stored: FormatLike, **options) -> float:
-    """Compute with how many significant bits of O and l the largest error of a kernel as shipped is `times` Baseline's.
-
-    Args:
-        times: the kernel's largest error over Baseline's.
-        stored: the format of Baseline.
-        options: as `largest_over_baseline`: tiles, algorithm (default "fa2"), values, count, block_kv.
-    """
-    of_flash: dict[str, Any] = dict(algorithm="fa2") | options
-
-    def over(count):
-        fmt = Format.of((8, count))
-        precision = replace(Precision.kernel(stored), accumulator=fmt, row_sum=fmt)
-        return math.log2(largest_over_baseline(precision, stored, **of_flash))
-
-    counts, limit = range(2, 25), math.log2(times)  # halved, since the error falls with every bit
-    enough = bisect_left(counts, -limit, key=lambda count: -over(count))
-    neighbours = counts[max(0, enough - 1) : enough + 1]
-    return float(np.interp(-limit, [-over(count) for count in neighbours], neighbours))
-
-
-def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
-    """Compute the relative root mean square error of a running sum of positive terms whose roundings repeat.
-
-    Within one binade of the sum, terms that hardly differ are cut at the same place of the grid, so that their errors
-    have one sign and add up. Terms that differ by a standard deviation of s ulp of the sum dither the rounding: of the
-    error's k-th harmonic, of amplitude 1 / (pi k) ulp, exp(-2 pi^2 k^2 s^2) is left.
-
-    Args:
-        fmt: of the sum.
-        tiles: number of terms.
-        spread: the terms' standard deviation over their mean.
-
-    Raises:
-        ValueError: an argument is none of those accepted.
-    """
-    accepted_kernel("fa2", "one_sign", tiles)
-    if not (isinstance(spread, Real) and 0 <= spread < math.inf):
-        raise ValueError(f"spread: got {spread!r}; accepted is a number from 0")
-    u, k = Format.of(fmt).unit_roundoff, np.arange(1, 200)
-    total = []
-    for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade
-        t = np.arange(2, tiles + 1)
-        ulp, terms = np.unique(2 * u * 2.0 ** np.floor(np.log2(first * t)), return_counts=True)  # of each binade
-        s = spread * first / ulp  # (binades,)
-        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (binades, harmonics)
-        sums = amplitude * terms[:, None]  # a harmonic's error has one phase within a binade
-        total.append(0.5 * np.sum(np.square(sums)) / (first * tiles) ** 2)
-    return math.sqrt(np.mean(total))
