@@ -5,6 +5,7 @@ Apart from the experiments, since a cell may be a job of its own, which need not
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -24,13 +25,9 @@ def of_tiles(effects: Mapping[str, Mapping[str, pd.Series]], by_rows: Sequence[f
         effects: format -> "swapped", "square" or "exponent" -> values indexed by (distribution, seed).
         by_rows: differences of a square of more rows over those of the tile, in BF16. setting: in words.
     """
-    ids = {"swapped": "fig6a-swapped-larger", "square": "fig6b-square-same", "exponent": "fig6c-larger-smaller"}
-    rows = [
-        row
-        for name, id in ids.items()
-        for fmt in effects
-        for row in by_distribution(id, f"{fmt}, {setting}", effects[fmt][name])
-    ]
+    ids, rows = dict(swapped="fig6a-swapped-larger", square="fig6b-square-same", exponent="fig6c-larger-smaller"), []
+    for (name, id), fmt in product(ids.items(), effects):
+        rows += by_distribution(id, f"{fmt}, {setting}", effects[fmt][name])
     return [*rows, claim("fig6b-square-rows", f"BF16, {setting}", by_rows)]
 
 
@@ -42,11 +39,8 @@ def of_ladder(table: pd.DataFrame, n: int) -> Rows:
         "fig9-shipped": "output", "fig9-accumulator": "accumulator", "fig9-row-sum": "row_sum",
         "fig9-products": "scores", "fig9-maximum": "maximum", "fig9-factors": "factors",
     }  # fmt: skip
-    return [
-        claim(id, f"{where}, {algorithm}", times.loc[("shipped", step, algorithm)])
-        for algorithm in ("fa1", "fa2")
-        for id, step in steps.items()
-    ]
+    places = product(("fa1", "fa2"), steps.items())
+    return [claim(id, f"{where}, {name}", times.loc[("shipped", step, name)]) for name, (id, step) in places]
 
 
 def of_rescaling(table: pd.DataFrame, n: int) -> Rows:
@@ -95,11 +89,9 @@ def of_outliers(table: pd.DataFrame) -> Rows:
 
 def of_fp8(fp8: pd.DataFrame, raised: pd.DataFrame, options: pd.DataFrame) -> Rows:
     """Of tables of `newer_kernels.fp8_table`, `fp8_offset` and `options`: FlashAttention-3 and 4 in E4M3."""
-    rows = [
-        claim(f"fa3-fp8-{key.replace('_', '-')}", f"N = {length}, d = 128, E4M3", each[key])
-        for key in FP8_KERNELS
-        for length, each in fp8.groupby("n")
-    ]
+    rows = []
+    for key, (length, each) in product(FP8_KERNELS, fp8.groupby("n")):
+        rows.append(claim(f"fa3-fp8-{key.replace('_', '-')}", f"N = {length}, d = 128, E4M3", each[key]))
     for id, offset, spread in (("8", 8, 2), ("8-flat", 8, 0.25), ("4", 4, 2)):
         each = raised[(raised.offset == offset) & (raised.spread == spread)]
         where = f"N = {raised.n.iloc[0]}, d = 128, B_c = 128, threshold 4, scores of standard deviation {spread}"
@@ -198,8 +190,7 @@ def of_overflow(table: pd.DataFrame, rows: int) -> Rows:
 
 def of_polynomials(table: pd.DataFrame) -> Rows:
     """Of a table of `polynomials.polynomial_error`."""
-    return [
-        claim(f"fa4-exp2-{int(degree)}{end}", "2^20 fractions in [0, 1)", [row[fmt]])
-        for degree, row in table.set_index("degree").iterrows()
-        for end, fmt in (("", "fp32"), ("-bf16", "bf16"))
-    ]
+    rows = []
+    for row, (end, fmt) in product(table.to_dict("records"), (("", "fp32"), ("-bf16", "bf16"))):
+        rows.append(claim(f"fa4-exp2-{row['degree']}{end}", "2^20 fractions in [0, 1)", [row[fmt]]))
+    return rows

@@ -136,9 +136,8 @@ def references(table: pd.DataFrame, caption: str) -> Figure:
         rows, legend = times[times.distribution == distribution], "lower right" if ax is axes[0] else ""
         points(ax, rows, "times", ("against", REFERENCES), ("measure", _MEASURES), legend)
         ax.axvline(1, color=INK, lw=0.9)
-        ax.set(
-            xscale="log", xlabel="nearer than Baseline  <  error / Baseline's  >  further", title=INPUTS[distribution]
-        )
+        words = "nearer than Baseline  <  error / Baseline's  >  further"
+        ax.set(xscale="log", xlabel=words, title=INPUTS[distribution])
         log_ticks(ax.xaxis)
     title = "One kernel (torch's flash in FP16): nearer or further than Baseline depends on the reference"
     return captioned(figure, title, caption + POINTS)
