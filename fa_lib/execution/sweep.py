@@ -92,8 +92,9 @@ def expand(grid: dict) -> Iterator[dict]:
 
 def _fields(value: object) -> dict[str, Any] | None:
     """Return name -> value of a dataclass's instance; None for any other value, and for one with a text of its own."""
-    is_instance = is_dataclass(value) and not isinstance(value, type)
-    return asdict(value) if is_instance and type(value).__str__ is object.__str__ else None
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__str__ is object.__str__:
+        return asdict(value)
+    return None
 
 
 def _as_json(value):

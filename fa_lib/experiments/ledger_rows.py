@@ -89,9 +89,9 @@ def of_outliers(table: pd.DataFrame) -> Rows:
 
 def of_fp8(fp8: pd.DataFrame, raised: pd.DataFrame, options: pd.DataFrame) -> Rows:
     """Of tables of `newer_kernels.fp8_table`, `fp8_offset` and `options`: FlashAttention-3 and 4 in E4M3."""
-    rows = []
-    for key, (length, each) in product(FP8_KERNELS, fp8.groupby("n")):
-        rows.append(claim(f"fa3-fp8-{key.replace('_', '-')}", f"N = {length}, d = 128, E4M3", each[key]))
+    rows, errors = [], fp8.set_index(["n", "seed"])
+    for key in FP8_KERNELS:
+        rows += by_level(f"fa3-fp8-{key.replace('_', '-')}", "N = {n}, d = 128, E4M3", errors[key])
     for id, offset, spread in (("8", 8, 2), ("8-flat", 8, 0.25), ("4", 4, 2)):
         each = raised[(raised.offset == offset) & (raised.spread == spread)]
         where = f"N = {raised.n.iloc[0]}, d = 128, B_c = 128, threshold 4, scores of standard deviation {spread}"
