@@ -61,9 +61,10 @@ def markdown(table: pd.DataFrame) -> str:
     for row, again in zip(table.itertuples(), table.id.duplicated()):
         spread = f" ({row.first:.3g} to {row.last:.3g}; {row.seeds})" if row.seeds > 1 else ""
         ours = "" if row.verdict == "not run" else f"{row.mean:.3g}{spread}"
-        cells = [_figure(row), f"{row.statement}: {row.quantity}", row.setting, *_published(row), ours]
-        cells = [cell if i in (2, 5) or not again else "" for i, cell in enumerate(cells)]
-        lines.append([*cells, f"**{row.verdict}**"])
+        statement, interval = (_figure(row), f"{row.statement}: {row.quantity}"), _published(row)
+        if again:
+            statement = interval = "", ""
+        lines.append([*statement, row.setting, *interval, ours, f"**{row.verdict}**"])
     names = "figure", "statement", "setting", "published", "accepted", "ours (95 % interval; values)", "verdict"
     return _table(names, lines)
 

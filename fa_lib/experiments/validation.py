@@ -21,8 +21,8 @@ def _rounded_sums(model, fmt):
     return dict(algorithm=replace(model["algorithm"], exp=lambda x: fmt(exp(x)), scale_in_exponent=False))
 
 
-CHOICES: dict[str, tuple[str, Callable[[dict, Format], dict]]] = {  # of the model of a real kernel, each undone:
-    # key -> label, and (model, fmt) -> the arguments of `tiled` that differ from the model's
+CHOICES: dict[str, tuple[str, Callable[[dict, Format], dict]]] = {
+    # modelling choices, each undone: key -> label, and (model, fmt) -> the arguments of `tiled` that differ
     "model": ("model", lambda model, fmt: {}),
     "exact_exp": ("exponential exact", lambda model, fmt: dict(algorithm=replace(model["algorithm"], exp=torch.exp))),
     "exact_probs": (

@@ -257,9 +257,12 @@ def _nearest_of(x, out, fmt):
     if threads == 1:
         loop(start, to, size, *fmt.grid)
         return out
+
+    def round_slice(i):
+        loop(start + 8 * i, to + 8 * i, min(SLICE, size - i), *fmt.grid)
+
     with ThreadPoolExecutor(threads) as pool:
-        for i in range(0, size, SLICE):
-            pool.submit(loop, start + 8 * i, to + 8 * i, min(SLICE, size - i), *fmt.grid)
+        list(pool.map(round_slice, range(0, size, SLICE)))
     return out
 
 
