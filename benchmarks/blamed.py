@@ -13,10 +13,10 @@ from torch import Tensor
 
 from attention_check.gpu.blame import Blame, blame, what_if
 from attention_check.gpu.flash_attn import forward
+from benchmarks.tables import save_table
 from fa_lib import kernels, sweep
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
-from fa_lib.execution.results import save_table
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import FP32, Format

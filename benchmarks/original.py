@@ -23,16 +23,17 @@ from attention_gallery.entry import installed
 from attention_gallery.flash_attn_4 import FLASH_ATTN_4, fa4
 from benchmarks.record import FA2_BITS, FA2_CALLS, fa2_inputs, fa2_key
 from benchmarks.record import MODELLED as FA2_GPUS
+from benchmarks.tables import save_table
 from fa_lib import kernels, sweep
 from fa_lib.execution.files import replacing
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.paths import GPU, build
 from fa_lib.execution.pools import workers
-from fa_lib.execution.results import save_table
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.shipped import fa2_cuda, fa2_splitkv, fa4_cuda, fa4_hopper
+from fa_lib.kernels.shipped import fa2_cuda, fa2_splitkv
+from fa_lib.kernels.shipped_newer import fa4_cuda, fa4_hopper
 from fa_lib.numerics.formats import Format, round_to
 from fa_lib.numerics.metrics import deviation, over_baseline
 from ptx_machine import special_unit

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.tables import save_table
 from fa_lib import kernels, sweep
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.pools import workers
-from fa_lib.execution.results import save_table
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling

@@ -94,7 +94,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):
     def interrupted(*words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fa_lib.execution.claims.ledger", interrupted)
+    monkeypatch.setattr("fa_lib.execution.ledger.ledger", interrupted)
     done = CliRunner().invoke(app, ["dev", "claims"], prog_name="fa-lib")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "\nfa-lib: interrupted; nothing is kept\n")
 

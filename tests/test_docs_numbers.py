@@ -16,7 +16,7 @@ from attention_check.judge.findings import Verdict
 from benchmarks.mutations import __main__ as mutations
 from benchmarks.pretrained import DRAWN
 from fa_lib import BF16, FP32, Precision, Tiling, deviation, theory
-from fa_lib.execution import claims
+from fa_lib.execution import claims, ledger
 from fa_lib.execution.paths import RECORDED, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of
 from fa_lib.kernels import tiled
@@ -235,8 +235,8 @@ def of_the_judge_at_first_sight():
 
 @stands("docs/threats.md", "Bonferroni")
 def of_many_verdicts():
-    ledger = claims.ledger()
-    tested = ledger[ledger.verdict.isin(("reproduced", "not reproduced", "not at this setting", "undecided"))]
+    table = ledger.ledger()
+    tested = table[table.verdict.isin(("reproduced", "not reproduced", "not at this setting", "undecided"))]
     stays = []
     for row in tested[(tested.verdict != "undecided") & (tested.seeds > 1)].itertuples():
         values = pd.Series(np.array(row.values.split(), dtype=float))

@@ -11,7 +11,7 @@ import pytest
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.measurements import Measurements
 from attention_check.plots import explain, kernel_report
-from fa_lib.execution import claims, results
+from fa_lib.execution import ledger, results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.execution.results import recorded
 from fa_lib.experiments.newer_kernels import FP8_KERNELS
@@ -154,15 +154,15 @@ def test_the_committed_figure_is_drawn_by_this_code(name, tmp_path):
 
 
 def test_the_readmes_picture_is_drawn_by_this_code(tmp_path):
-    figure = overview.overview({name: read(name) for name, *_ in overview.PANELS.values()}, claims.ledger())
+    figure = overview.overview({name: read(name) for name, *_ in overview.PANELS.values()}, ledger.ledger())
     assert says_its_message(figure, "paper") and is_drawn(figure, ROOT / "figures" / "paper.svg", tmp_path), "stale"
 
 
 def test_the_readmes_picture_says_every_verdict_where_they_differ():
     rows = [("uniform inputs, N = 9", "reproduced"), ("normal inputs, N = 9", "not at this setting")]
-    ledger = pd.DataFrame([dict(id="x", setting=setting, verdict=verdict) for setting, verdict in rows])
-    assert overview.verdicts(ledger, "x")[0] == "uniform: reproduced; normal: not reproduced"
-    assert overview.verdicts(ledger[:1], "x") == ("reproduced", overview.GREEN)
+    table = pd.DataFrame([dict(id="x", setting=setting, verdict=verdict) for setting, verdict in rows])
+    assert overview.verdicts(table, "x")[0] == "uniform: reproduced; normal: not reproduced"
+    assert overview.verdicts(table[:1], "x") == ("reproduced", overview.GREEN)
 
 
 def test_a_stale_figure_is_noticed(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 from fa_lib import sweep
 from fa_lib.execution.paths import RESULTS
-from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, pivot, tiles_of_sram
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, pivot
+from fa_lib.experiments.tile_shapes import tiles_of_sram
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.style import band, dots

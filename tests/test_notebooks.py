@@ -15,7 +15,7 @@ from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib.execution import notebooks, results
-from fa_lib.execution.files import locked_folder
+from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.notebooks import is_fresh, of_scale, outcome, parameters, run, run_all
 from fa_lib.execution.paths import ROOT
 
@@ -115,7 +115,7 @@ def test_a_cell_has_a_timeout(project):
 
 
 def test_a_folder_is_held_by_one_and_let_go_by_one_that_is_killed(tmp_path):
-    script = f"from fa_lib.execution.files import locked_folder\nwith locked_folder({str(tmp_path / 'x')!r}):\n    print('held', flush=True)\n    input()"  # noqa: E501
+    script = f"from fa_lib.execution.folder_lock import locked_folder\nwith locked_folder({str(tmp_path / 'x')!r}):\n    print('held', flush=True)\n    input()"  # noqa: E501
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         with (

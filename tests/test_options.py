@@ -13,9 +13,10 @@ from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, d
 from fa_lib.experiments.newer_kernels import OPTIONS
 from fa_lib.experiments.validation import CHOICES
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
+from fa_lib.kernels.exponentials import dynamic_maximum
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.options import finite
+from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.quantization_schemes import Scheme, rotated
 from fa_lib.kernels.shipped import fa2_cuda
 from fa_lib.numerics.formats import stochastic
@@ -122,7 +123,7 @@ def test_every_choice_of_figure_2_can_be_undone_in_the_model_of_cuda(key):
     q, k, v = draw("normal", 2, (1, 1, 5, 64))
     model = fa2_cuda("BF16", 64)
     assert model["algorithm"].scale_in_exponent and model["algorithm"].reverse
-    assert kernels.tiled(q, k, v, **model | CHOICES[key].change(model, BF16)).isfinite().all()
+    assert kernels.tiled(q, k, v, **model | CHOICES[key][1](model, BF16)).isfinite().all()
 
 
 def test_a_scale_in_the_exponent_refuses_what_comes_between_scale_and_exponential():

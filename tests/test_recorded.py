@@ -11,10 +11,12 @@ import pytest
 from attention_gallery.causes import explained
 from attention_gallery.commands import pages
 from attention_gallery.finds import FINDS
+from benchmarks.tables import save_table
 from fa_lib import sweep
 from fa_lib.execution import notebooks, results
 from fa_lib.execution.paths import NOTEBOOKS
-from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid, tiles_of_sram
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid
+from fa_lib.experiments.tile_shapes import tiles_of_sram
 from fa_lib.experiments.validation import agree
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots.algorithm_changes import algorithm_changes
@@ -166,7 +168,7 @@ def test_a_notebook_that_draws_another_commands_tables_runs_again_when_they_chan
     assert set(notebooks.READ) <= {path.stem for path in NOTEBOOKS.rglob("*.ipynb")}
     path = NOTEBOOKS / "tutorials" / "19_blame.ipynb"
     before = notebooks.made_from(path, {})
-    results.save_table(tmp_path / "data" / "heads" / "heads", pd.DataFrame({"x": [1]}), {}, {})
+    save_table(tmp_path / "data" / "heads" / "heads", pd.DataFrame({"x": [1]}), {}, {})
     assert notebooks.made_from(path, {}) == before
-    results.save_table(tmp_path / "data" / "blame" / "steps", pd.DataFrame({"x": [1]}), {}, {})
+    save_table(tmp_path / "data" / "blame" / "steps", pd.DataFrame({"x": [1]}), {}, {})
     assert notebooks.made_from(path, {}) != before

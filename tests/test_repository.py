@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from attention_check.measure.relations import RELATIONS
 from attention_check.report.sentences import WORDINGS
 from attention_gallery.entry import pins
-from fa_lib.execution import claims
+from fa_lib.execution import claims, ledger
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
@@ -87,9 +87,9 @@ def test_published_statements_are_whole():
 
 
 def test_pages_hold_the_ledger_as_it_is():
-    text = claims.PAPER.read_text()
-    assert claims.with_headlines(text, claims.ledger()) == text, "stale: run `make claims`"
-    assert claims.LEDGER.read_text() == claims.page(claims.ledger()), "stale: run `make claims`"
+    text = ledger.PAPER.read_text()
+    assert ledger.with_headlines(text, ledger.ledger()) == text, "stale: run `make claims`"
+    assert ledger.LEDGER.read_text() == ledger.page(ledger.ledger()), "stale: run `make claims`"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_every_statement_has_a_result_and_every_table_its_provenance():
-    assert not (claims.ledger().verdict == "not run").any()
+    assert not (ledger.ledger().verdict == "not run").any()
     for path in RESULTS.glob("*.csv"):
         record = json.loads((RESULTS / f"{path.name.split('.')[0]}.provenance.json").read_text())
         assert {"parameters", "versions", "device", "commit", "seconds"} <= record.keys()
@@ -138,12 +138,12 @@ def test_bad_claims_are_refused():
         with pytest.raises(ValueError, match="values: got"):
             claims.claim("fig4-ten-times", "", values)
     with pytest.raises(ValueError, match=r"claims\.md: the marks"):
-        claims.with_headlines("no marks", claims.ledger())
+        ledger.with_headlines("no marks", ledger.ledger())
 
 
 def test_a_stale_page_is_noticed():
-    altered = claims.ledger().assign(mean=lambda t: t["mean"] * 2)
-    assert claims.with_headlines(claims.PAPER.read_text(), altered) != claims.PAPER.read_text()
+    altered = ledger.ledger().assign(mean=lambda t: t["mean"] * 2)
+    assert ledger.with_headlines(ledger.PAPER.read_text(), altered) != ledger.PAPER.read_text()
 
 
 def test_files_appear_whole_or_not_at_all(tmp_path):

@@ -13,7 +13,7 @@ from jaxtyping import TypeCheckError, install_import_hook, jaxtyped
 with install_import_hook(["fa_lib.numerics.metrics", "fa_lib.kernels"], "beartype.beartype"):
     import fa_lib
     from fa_lib import kernels
-    from fa_lib.kernels import backward, exponentials, quantization_schemes, quantized_attention, shipped
+    from fa_lib.kernels import backward, exponentials, polynomials, quantization_schemes, quantized_attention, shipped
 import torch
 from fa_lib import BF16, FP16, Precision, Tiling, deviation, draw, wasserstein
 from fa_lib.numerics import formats
@@ -24,7 +24,7 @@ q, k, v = draw("normal", 0, (2, 4, 40, 16), (2, 2, 56, 16))
 v = torch.cat([v, v], -1)  # (2, 2, 56, 32)
 call = dict(tiling=Tiling(16, 16), precision=Precision.uniform(BF16))
 golden = kernels.golden(q, k, v, inputs="BF16")
-how = kernels.Algorithm("fa4", exp=exponentials.polynomial_exp(3), splits=2, maximum=exponentials.dynamic_maximum(2.0))
+how = kernels.Algorithm("fa4", exp=polynomials.polynomial_exp(3), splits=2, maximum=exponentials.dynamic_maximum(2.0))
 for o in (
     kernels.tiled(q, k, v, **call, window=(20, 3)), kernels.tiled(q, k, v, **call, algorithm=how, causal=True),
     kernels.reference(q, k, v, precision=Precision.materialized("FP16"), softcap=5.0), kernels.every_step(q, k, v),

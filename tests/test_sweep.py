@@ -20,7 +20,7 @@ from fa_lib import draw, kernels, sweep
 from fa_lib.execution.paths import PACKAGE, ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import _as_done, expand
-from fa_lib.kernels.registry import _KERNELS, register
+from fa_lib.kernels.registry import _REGISTERED, register
 
 CALLS = []
 
@@ -92,11 +92,11 @@ def test_another_kernel_under_the_same_name_is_not_taken_from_the_cache(tmp_path
     register("its name", first)
     try:
         one = sweep(through, dict(kernel="its name"), uses=[kernels.get("its name")], cache=tmp_path)
-        _KERNELS["its name"] = second
+        _REGISTERED["its name"] = second
         other = sweep(through, dict(kernel="its name"), uses=[kernels.get("its name")], cache=tmp_path)
         assert not other.equals(one)
     finally:
-        del _KERNELS["its name"]
+        del _REGISTERED["its name"]
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_name_that_workers_do_not_have_is_refused_with_what_to_do():
         with workers(1) as pool:
             assert len(sweep(through, dict(kernel="examples.my_kernel:attention"), executor=pool)) == 1
     finally:
-        del _KERNELS["of this process"]
+        del _REGISTERED["of this process"]
 
 
 @dataclass(frozen=True)

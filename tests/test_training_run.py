@@ -15,7 +15,7 @@ import torch
 from runs import QUICK, TINY, command, run
 
 from fa_lib import kernels
-from fa_lib.execution.files import locked_folder
+from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import ROOT
 from fa_lib.training import run as of_run
 from fa_lib.training.arm import ARMS, arm_named
@@ -100,7 +100,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
 
 def test_a_folder_in_use_is_refused_and_one_that_lacks_weights_is_trained_again(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    monkeypatch.setattr("fa_lib.execution.files.locked_folder", partial(locked_folder, seconds=1))
+    monkeypatch.setattr("fa_lib.execution.folder_lock.locked_folder", partial(locked_folder, seconds=1))
     with locked_folder(folder), pytest.raises(ValueError, match=f"^folder: {folder} is in use"):
         run(folder, config=QUICK)
     run(folder, config=QUICK)
@@ -132,12 +132,12 @@ def test_a_folder_whose_holder_is_killed_can_be_used(tmp_path):
 def test_a_run_that_another_process_ends_meanwhile_is_not_trained_again(tmp_path, monkeypatch):
     @contextmanager
     def waited(folder):
-        monkeypatch.setattr("fa_lib.execution.files.locked_folder", locked_folder)
+        monkeypatch.setattr("fa_lib.execution.folder_lock.locked_folder", locked_folder)
         run(tmp_path, config=QUICK)  # the process that holds the folder ends while this one waits
         with locked_folder(folder):
             yield
 
-    monkeypatch.setattr("fa_lib.execution.files.locked_folder", waited)
+    monkeypatch.setattr("fa_lib.execution.folder_lock.locked_folder", waited)
     run(tmp_path, config=QUICK, watch=(steps := []).append)
     assert steps == []
 
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkey
     assert table.step.tolist() == [0, 1, 2]
 
 
-NO_BACKWARD = "fa_lib.kernels.flash:_flash_attn"
+NO_BACKWARD = "fa_lib.kernels.compiled:_flash_attn"
 REFUSED = {
     "precision: got 'fp4'; accepted are 64-true, 32-true": dict(arm=Arm(precision="fp4")),
     "kernel: got 'warp'; accepted are reference": dict(arm=Arm(kernel="warp")),

@@ -118,8 +118,8 @@ def test_arms_that_diverged_are_left_out_of_what_is_compared():
 def test_what_cannot_be_watched_is_refused_before_training():
     with pytest.raises(ValueError, match=r"^at: got \[0, 3\]; .* 0 to 2$"):
         watch(0, TINY, 3, [0, 3], ["flash"])
-    with pytest.raises(ValueError, match=r"^kernel: 'fa_lib\.kernels\.flash:_flash_attn' cannot do"):
-        watch(0, TINY, 3, [0, 2], ["fa_lib.kernels.flash:_flash_attn"])
+    with pytest.raises(ValueError, match=r"^kernel: 'fa_lib\.kernels\.compiled:_flash_attn' cannot do"):
+        watch(0, TINY, 3, [0, 2], ["fa_lib.kernels.compiled:_flash_attn"])
 
 
 def test_distances_and_slopes():

@@ -73,14 +73,14 @@ def publish() -> None:
     with exit_on_error():
         import pandas as pd
 
-        from fa_lib.execution import claims, notebooks
+        from fa_lib.execution import ledger, notebooks
         from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
         from fa_lib.execution.results import save_figure, stamp, uncommitted
         from fa_lib.plots.overview import PANELS, overview
 
         if CHECKOUT is None:
             raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
-        written = [RESULTS, CHECKOUT / "figures", claims.LEDGER, claims.PAPER]
+        written = [RESULTS, CHECKOUT / "figures", ledger.LEDGER, ledger.PAPER]
         changed = uncommitted(".", *(f":!{path.relative_to(CHECKOUT)}" for path in written))
         if changed:
             raise ValueError(
@@ -102,10 +102,10 @@ def publish() -> None:
                 old.unlink()
         for path in RESULTS.glob("*.provenance.json"):
             stamp(path)
-        claims.renew(ledger := claims.ledger())
+        ledger.renew(rows := ledger.ledger())
         tables = {name: RESULTS / f"{name}.csv" for name, *_ in PANELS.values()}
         if all(path.exists() for path in tables.values()):
-            drawn = overview({name: pd.read_csv(path) for name, path in tables.items()}, ledger)
+            drawn = overview({name: pd.read_csv(path) for name, path in tables.items()}, rows)
             save_figure(drawn, CHECKOUT / "figures" / "paper")
         _say(f"{len(files)} files are published; see `git status`")
 
@@ -122,7 +122,7 @@ def print_claims(
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
     with exit_on_error():
-        from fa_lib.execution import claims
+        from fa_lib.execution import ledger
         from fa_lib.execution.lookup import lookup
         from fa_lib.execution.paths import CHECKOUT, RESULTS
 
@@ -130,13 +130,13 @@ def print_claims(
             raise ValueError(f"results: got {str(results)!r}; accepted is a folder, such as build/data/results")
         if renew and (CHECKOUT is None or results is not None):
             raise ValueError("renew: the pages hold the committed results; accepted is a checkout, without --results")
-        table = claims.ledger(results or RESULTS)
+        table = ledger.ledger(results or RESULTS)
         if paper:
-            lookup("paper", paper, {key: name for key, name in claims.PAPERS.items() if key})
+            lookup("paper", paper, {key: name for key, name in ledger.PAPERS.items() if key})
             table = table[table.paper == paper]
-        typer.echo(claims.markdown(table))
+        typer.echo(ledger.markdown(table))
         if renew:
-            claims.renew(claims.ledger())
+            ledger.renew(ledger.ledger())
 
 
 @app.command()

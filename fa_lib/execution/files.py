@@ -1,4 +1,4 @@
-"""Files that are written whole, texts that are renewed between two marks, and folders that one process locks."""
+"""Files that are written whole, and texts that are renewed between two marks."""
 
 import os
 import re
@@ -6,36 +6,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from filelock import FileLock, Timeout
-
-
-@contextmanager
-def locked_folder(folder: str | Path, seconds: float = 20) -> Iterator[None]:
-    """Lock a folder against every other process that locks it, until the block or the process ends.
-
-    The lock is a file beside the folder, `.<name>.lock`, and stays there.
-
-    Args:
-        folder: its path. seconds: how long to wait for the lock: a process that was killed may take a while to end.
-
-    Raises:
-        ValueError: the lock's file is a symbolic link, or another process held the lock all that time.
-    """
-    folder = Path(folder).resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.with_name(f".{folder.name}.lock")
-    _refuse_link(path)  # a lock is opened empty
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=seconds)
-    except Timeout:
-        words = f"folder: {folder} is in use by another process; wait for it, or end it"
-        raise ValueError(words) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -48,7 +18,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         ValueError: `path` is a symbolic link.
     """
     path = Path(path)
-    _refuse_link(path)
+    refuse_link(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -65,7 +35,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         name.unlink(missing_ok=True)
 
 
-def _refuse_link(path):
+def refuse_link(path: Path) -> None:
+    """Refuse a path that is a symbolic link, with a ValueError."""
     if path.is_symlink():
         raise ValueError(f"{path}: is a symbolic link to {os.readlink(path)}; accepted is a path of its own")
 

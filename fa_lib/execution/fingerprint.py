@@ -129,58 +129,42 @@ def _walked(names, reader):
     """Compute module -> SHA-256, for the modules of `names` and those that they import: fa_lib's, and, where `reader`
     is a folder, the reader's, in that folder or wherever Python finds them."""
     found, left, seen = {}, list(names), set()
-    readers = (
-        {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}
-    )  # "": relative imports
     while left:
         imported = left.pop()
-        if imported in seen:
+        first = imported[0].partition(".")[0]
+        if imported in seen or first not in PACKAGES and reader is None:
             continue
         seen.add(imported)
-        first = imported[0].partition(".")[0]
         if first in PACKAGES:
             name, path = _own_file(imported, PACKAGES[first].parent)
-        elif reader is None:
-            continue
         else:
-            name, path = _file(imported, reader) if first in readers else (imported[0], None)
+            name, path = _file(imported, reader)
             name, path = (name, path) if path else _found(imported)
-            left += [(each, "") for each in _above(name)]
-        if path is None or name in found:
-            continue
-        found[name] = _sha(path)
-        left += _imports(_text(path), name, path.name == "__init__.py") if path.suffix == ".py" else []
+            parts = name.split(".")
+            left += [(".".join(parts[:i]), "") for i in range(1, len(parts))]  # the packages that it is in
+        if path is not None and name not in found:
+            found[name] = _sha(path)
+            left += _imports(_text(path), name, path.name == "__init__.py") if path.suffix == ".py" else []
     return found
 
 
-def _above(module):
-    """List the packages that a module is in."""
-    parts = module.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-def _installed(path):
-    return bool({"site-packages", "dist-packages"} & set(path.parts))
+def _installed(file):
+    """Say whether a file, or None, is one of an installed package."""
+    return file is not None and bool({"site-packages", "dist-packages"} & set(Path(file).resolve().parts))
 
 
 def _found(imported):
     """Find module and file of an import where Python does, as `_file`; (module, None) for a module of the standard
     library or of an installed package."""
-    module, name = imported
+    module = imported[0]
     first = module.partition(".")[0]
-    if not module or first in sys.stdlib_module_names or first in LIBRARIES or _in_packages(_located(first)):
+    if not module or first in sys.stdlib_module_names or first in LIBRARIES or _installed(_located(first)):
         return module, None
-    for each in (f"{module}.{name}", module) if name else (module,):
+    for each in _candidates(imported):
         file = _located(each)
         if file and Path(file).is_file():
-            return each, None if _in_packages(file) else Path(file).resolve()
+            return each, None if _installed(file) else Path(file).resolve()
     return module, None
-
-
-@cache
-def _in_packages(file):
-    """Say whether a file (None where there is none) is one of an installed package."""
-    return file is not None and _installed(Path(file).resolve())
 
 
 @cache
@@ -220,13 +204,18 @@ def _tree(text):
 def _file(imported, folder):
     """Find module and file of an import below a folder: the module `module.name` where there is one, else `module`;
     (module, None) where neither is there."""
-    module, name = imported
-    for each in (f"{module}.{name}", module) if name else (module,):
+    for each in _candidates(imported):
         at = folder.joinpath(*each.split("."))
         for path in (at.with_suffix(".py"), at / "__init__.py"):
             if path.is_file():
                 return each, path
-    return module, None
+    return imported[0], None
+
+
+def _candidates(imported):
+    """List the modules that an import may mean: `module.name`, and `module`."""
+    module, name = imported
+    return (f"{module}.{name}", module) if name else (module,)
 
 
 # fa_lib's own files as they were when first asked for, which is what this process runs
@@ -238,17 +227,12 @@ def _own_text(path):
     return path.read_text(errors="replace")
 
 
-@cache
-def _own_sha(path):
-    return hashlib.sha256(_own_text(path).encode()).hexdigest()
-
-
 def _text(path):
     return _own_text(path) if _is_own(path) else path.read_text(errors="replace")
 
 
 def _sha(path):
-    return _own_sha(path) if _is_own(path) else hashlib.sha256(_text(path).encode()).hexdigest()
+    return hashlib.sha256(_text(path).encode()).hexdigest()
 
 
 def _is_own(path):

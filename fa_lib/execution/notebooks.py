@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -26,7 +27,8 @@ import yaml
 from jupyter_client.kernelspec import KernelSpecManager
 
 from fa_lib.execution import fingerprint
-from fa_lib.execution.files import locked_folder, replacing
+from fa_lib.execution.files import replacing
+from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import PACKAGE, RECORDED, RESULTS, ROOT
 from fa_lib.execution.pools import share, workers
 from fa_lib.execution.results import versions
@@ -37,6 +39,7 @@ QUIET = [
     "--IPKernelApp.log_level=CRITICAL",  # the kernel program's own lines are no business of a reader
     "--HistoryManager.hist_file=:memory:",  # nor are a notebook's cells any of the reader's history
 ]
+SAY = partial(print, flush=True)  # it may be to a file, or a pipe
 LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 READ = {  # notebook -> the folder of data/ that other commands write and it draws
     "01_kernels": "gpu", "06_inside_a_model": "heads", "14_gallery": "gallery", "19_blame": "blame",
@@ -132,13 +135,9 @@ def copy(files: Iterable, source: Path, target: Path) -> None:
             shutil.copyfile(Path(source) / file, temporary)
 
 
-def _flushed(line):
-    print(line, flush=True)  # it may be a file, or a pipe
-
-
 def run_all(
     notebooks: Iterable[str | Path], scale: str, build: Path, *, executor: str | int | None = None, jobs: int = 1,
-    say: Callable[[str], object] = _flushed, timeout: int = CELL_TIMEOUT,
+    say: Callable[[str], object] = SAY, timeout: int = CELL_TIMEOUT,
 ) -> None:  # fmt: skip
     """Run the notebooks of a scale that are stale, each in a kernel of its own; one that fails stops no other.
 

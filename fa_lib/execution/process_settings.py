@@ -16,7 +16,6 @@ they hold, again and again, and find none: a fifth of the seconds in which a com
 import ctypes
 import gc
 import os
-from collections.abc import Mapping
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}  # the last instruction set before AMX
@@ -26,19 +25,10 @@ BETWEEN_SEARCHES = 50_000  # objects that were made and are still there; Python'
 
 
 def environment() -> dict[str, str]:
-    """Return the variables for a process to be started: this one's, and PASSIVE and `without_amx` where the reader has
-    set nothing else."""
-    return PASSIVE | without_amx() | os.environ
-
-
-def without_amx(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return WITHOUT_AMX where an environment asks torch for OLDER_CODE, else no variables.
-
-    Args:
-        environ: name -> value; None is this process's environment.
-    """
-    environ = os.environ if environ is None else environ
-    return WITHOUT_AMX if environ.get("ATEN_CPU_CAPABILITY", "").lower() in OLDER_CODE else {}
+    """Return the variables for a process to be started: this one's, and where the reader has set nothing else PASSIVE,
+    and WITHOUT_AMX where torch is asked for OLDER_CODE."""
+    older = os.environ.get("ATEN_CPU_CAPABILITY", "").lower() in OLDER_CODE
+    return PASSIVE | (WITHOUT_AMX if older else {}) | os.environ
 
 
 def prepare() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,7 @@ if TYPE_CHECKING:  # jobs and `fa-lib dev figures` write no table, and need not 
     from matplotlib.figure import Figure
 
 STARTED = time.perf_counter()
-LIBRARIES = (
-    "torch", "numpy", "numba", "gfloat", "scipy", "pandas", "matplotlib", "diffusers", "transformers",
-)  # fmt: skip
+LIBRARIES = "torch numpy numba gfloat scipy pandas matplotlib diffusers transformers".split()
 QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
 
@@ -52,33 +51,26 @@ def save(
 
     results = Path(out) / "data" / "results"
     for suffix, each in {"": table, **{f".{key}": each for key, each in dict(more).items()}}.items():
-        kind = "csv" if isinstance(each, pd.DataFrame) else "json"
-        with replacing(results / f"{name}{suffix}.{kind}") as path:
-            if kind == "csv":
-                each.to_csv(path, index=False, float_format="%.7g")
-            else:
-                path.write_text(json.dumps([asdict(one) for one in each], indent=1) + "\n")
+        if isinstance(each, pd.DataFrame):
+            _write_table(results / f"{name}{suffix}.csv", each, 7)
+        else:
+            _write_json(results / f"{name}{suffix}.json", [asdict(one) for one in each])
     if claims:
-        with replacing(results / f"{name}.claims.csv") as path:
-            pd.DataFrame(claims).to_csv(path, index=False, float_format="%.6g")
-    with replacing(results / f"{name}.provenance.json") as path:
-        path.write_text(json.dumps(provenance(parameters, pool), indent=1) + "\n")
+        _write_table(results / f"{name}.claims.csv", pd.DataFrame(claims), 6)
+    _write_json(results / f"{name}.provenance.json", provenance(parameters, pool))
     for figure_name, figure in dict(figures).items():
         if figure is not None:
             save_figure(figure, Path(out) / "figures" / figure_name)
 
 
-def save_table(path: Path, table: "pd.DataFrame", grid: dict, about: dict, digits: int = 5) -> None:
-    """Write a table as `path`.csv, numbers with so many digits, and where it came from as `path`.provenance.json.
-
-    Args:
-        grid: its parameters. about: what else a reader must know.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path.with_suffix(".csv")) as to:
+def _write_table(path, table, digits):
+    with replacing(path) as to:
         table.to_csv(to, index=False, float_format=f"%.{digits}g")
-    with replacing(path.with_suffix(".provenance.json")) as to:
-        to.write_text(json.dumps(about | provenance(grid), indent=1) + "\n")
+
+
+def _write_json(path, record):
+    with replacing(path) as to:
+        to.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
@@ -141,10 +133,8 @@ def versions() -> dict[str, str]:
     """Return library -> version for those of LIBRARIES that are installed."""
     installed = {}
     for library in LIBRARIES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             installed[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return installed
 
 
@@ -202,8 +192,7 @@ def stamp(path: Path) -> None:
     committed later. The caller knows that the commit has the code of the run (`notebooks.is_fresh`)."""
     record = json.loads(path.read_text())
     if _git("merge-base", "--is-ancestor", record["commit"], "HEAD").returncode:
-        with replacing(path) as to:
-            to.write_text(json.dumps(record | dict(commit=commit()), indent=1) + "\n")
+        _write_json(path, record | dict(commit=commit()))
 
 
 def _git(*words: str) -> subprocess.CompletedProcess:

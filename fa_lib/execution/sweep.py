@@ -54,7 +54,7 @@ def sweep(
             inspect.signature(fn).bind(**cell)
     except TypeError as error:
         raise ValueError(f"grid: {error}; accepted are the parameters {inspect.signature(fn)}") from None
-    keys = [_plain(cell) for cell in cells]
+    keys = [{name: _as_json(x) for name, x in cell.items()} for cell in cells]
     finished = _finished_cells(fn, keys, uses, cache)
     cached = {i: finished.get(key) for i, key in enumerate(keys)} if finished else {}
     rows = {i: found for i, found in cached.items() if found is not None}
@@ -92,14 +92,9 @@ def expand(grid: dict) -> Iterator[dict]:
 
 def _fields(value: object) -> dict[str, Any] | None:
     """Return name -> value of a dataclass's instance; None for any other value, and for one with a text of its own."""
-    if not is_dataclass(value) or isinstance(value, type) or type(value).__str__ is not object.__str__:
-        return None
-    return asdict(value)
-
-
-def _plain(cell):
-    """A cell with its values as JSON can hold them."""
-    return {name: _as_json(x) for name, x in cell.items()}
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__str__ is object.__str__:
+        return asdict(value)
+    return None
 
 
 def _as_json(value):

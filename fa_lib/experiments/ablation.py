@@ -2,52 +2,26 @@
 and compared with other references."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.law import carried_in
 from fa_lib.experiments.problem import Problem
+from fa_lib.kernels.compiled import flash
+from fa_lib.kernels.eager import unfused
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 from fa_lib.numerics.metrics import deviation
 
-
-@dataclass(frozen=True)
-class Start:
-    """A kernel before one of its steps is changed.
-
-    Attributes:
-        key: as tables hold it. label: as figures show it.
-        precision: of the kernel. other: the format that the changed step takes.
-    """
-
-    key: str
-    label: str
-    precision: Precision
-    other: Format
-
-    def changed(self, step: str) -> Precision:
-        """Return the kernel's Precision with one step in the other format.
-
-        Args:
-            step: a key of STEPS.
-
-        Raises:
-            ValueError: there is no such step.
-        """
-        lookup("step", step, STEPS)
-        return self.precision if step == "nothing" else replace(self.precision, **{step: self.other})
-
-
 _SHIPPED = replace(Precision.kernel(BF16), output=FP32)  # storing in BF16 would hide what the other steps do
-STARTS = {start.key: start for start in (
-    Start("shipped", "as shipped, output in FP32; this step in BF16", _SHIPPED, BF16),
-    Start("all_bf16", "all in BF16; this step in FP32", Precision.uniform(BF16), FP32),
-)}  # fmt: skip
+STARTS = {  # of the kernels of which a step is changed: key -> label, Precision, the format that the step takes
+    "shipped": ("as shipped, output in FP32; this step in BF16", _SHIPPED, BF16),
+    "all_bf16": ("all in BF16; this step in FP32", Precision.uniform(BF16), FP32),
+}
 
 STEPS = {  # "nothing", or a step of a Precision -> label
     "nothing": "nothing changed",
@@ -92,7 +66,11 @@ def ladder(
     Returns:
         rows: start, algorithm, step, and `Problem.errors`. The golden value takes the inputs as the kernel does.
     """
-    changed = {(start, step): lookup("start", start, STARTS).changed(step) for start in starts for step in steps}
+    changed = {}
+    for start, step in product(starts, steps):
+        _, precision, fmt = lookup("start", start, STARTS)
+        lookup("step", step, STEPS)
+        changed[start, step] = precision if step == "nothing" else replace(precision, **{step: fmt})
     problem, tiling, rows = Problem.drawn(distribution, seed, n, n, head_dim=head_dim), Tiling(64, block_kv), []
     for start, algorithm, step in product(starts, algorithms, steps):
         precision = changed[start, step]
@@ -139,10 +117,10 @@ def references(distribution: str, seed: int, n: int = 2048, head_dim: int = 64, 
     """
     exact = draw(distribution, seed, (1, heads, n, head_dim))
     half = [FP16(x).half() for x in exact]
-    outs = dict(flash_fp16=kernels.flash(*half), baseline_fp16=kernels.unfused(*half))
+    outs = dict(flash_fp16=flash(*half), baseline_fp16=unfused(*half))
     against = dict(
         baseline_fp16=outs["baseline_fp16"],
-        baseline_fp32=kernels.unfused(*(x.float() for x in half)),
+        baseline_fp32=unfused(*(x.float() for x in half)),
         golden_rounded=kernels.golden(*half, inputs=FP16),
         golden_exact=kernels.golden(*exact, inputs=FP64),
     )

@@ -10,6 +10,7 @@ below 1, and tips them outwards again.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,25 +26,14 @@ from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.formats import BF16, FP32, FP64, stochastic
 
 
-@dataclass(frozen=True)
-class Sign:
-    """The sign of V's values.
+class Sign(NamedTuple):
+    """The sign of V's values: its label, as figures show it, and the factor of |V|; 0 leaves both signs."""
 
-    Attributes:
-        key: as tables hold it. label: as figures show it.
-        factor: of |V|; 0 leaves both signs.
-    """
-
-    key: str
     label: str
     factor: int
 
 
-SIGNS = {sign.key: sign for sign in (
-    Sign("positive", "V > 0", 1),
-    Sign("negative", "V < 0", -1),
-    Sign("both", "both signs", 0),
-)}  # fmt: skip
+SIGNS = {"positive": Sign("V > 0", 1), "negative": Sign("V < 0", -1), "both": Sign("both signs", 0)}
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,10 @@ class Recipe:
     @property
     def parts(self) -> dict[str, Quantization]:
         """part -> its Quantization, the rest in BF16: "all"; "cache", K and V by the scheme of K; each of OPERANDS."""
-        k = self.whole.k
-        cache = (
-            {} if k is None else {"cache": Quantization.cache(k, smooth=self.whole.smooth, rotate=self.whole.rotate)}
-        )
-        return {"all": self.whole} | cache | {name: self.whole.only(name) for name in OPERANDS}
+        whole, parts = self.whole, {"all": self.whole}
+        if whole.k is not None:
+            parts["cache"] = Quantization.cache(whole.k, smooth=whole.smooth, rotate=whole.rotate)
+        return parts | {name: whole.only(name) for name in OPERANDS}
 
 
 _of = Quantization.of

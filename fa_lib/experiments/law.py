@@ -15,8 +15,9 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
-from fa_lib.theory.law import VALUES_OF, bound, expected, repeated
-from fa_lib.theory.recurrence import simulated
+from fa_lib.theory.bounds import bound
+from fa_lib.theory.law import VALUES_OF, expected
+from fa_lib.theory.recurrence import repeated, simulated
 
 SIMULATED = 2048  # rows
 KERNEL = ["distribution", "algorithm", "bits"]
@@ -38,22 +39,12 @@ def only_sums(fmt: Format) -> Precision:
     return replace(Precision.uniform(FP64), accumulator=fmt, row_sum=fmt, output=fmt)
 
 
-def law(
-    distribution: str,
-    tiles: int,
-    seed: int,
-    *,
-    bits: Sequence[int] = (8, 12, 16),
-    algorithms: Sequence[str] = ("fa1", "fa2"),
-    n_q: int = 128,
-    block_kv: int = 64,
-    head_dim: int = 64,
-) -> list[dict]:
+def law(distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 12, 16), n_q: int = 128) -> list[dict]:
     """A cell: measure the error of kernels whose running sums have few bits, on one draw, and predict it.
 
     Args:
-        distribution: a key of `theory.law.VALUES_OF`. tiles: of block_kv keys each. seed: of the draw. n_q: queries.
-        bits: significant bits of O and l, one kernel for each. algorithms: as of `tiled`.
+        distribution: a key of `theory.law.VALUES_OF`. tiles: of 64 keys each. seed: of the draw. n_q: queries.
+        bits: significant bits of O and l, one kernel for each.
 
     Returns:
         rows: algorithm, bits; measured, the root mean square of O - golden over that of golden, in units of the sums'
@@ -64,15 +55,15 @@ def law(
         ValueError: there is no such distribution.
     """
     values = lookup("distribution", distribution, VALUES_OF)
-    drawn = draw(distribution, seed, (1, 1, n_q, head_dim), (1, 1, tiles * block_kv, head_dim))
+    drawn = draw(distribution, seed, (1, 1, n_q, 64), (1, 1, tiles * 64, 64))  # head_dim 64
     problem, rows = Problem(*(BF16(x) for x in drawn)), []
-    for algorithm, count in product(algorithms, bits):
+    for algorithm, count in product(("fa1", "fa2"), bits):
         fmt = carried_in(count)
         precision = only_sums(fmt)
-        error = problem.deviation(problem.tiled(Tiling(n_q, block_kv), precision, algorithm), fmt)
-        setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
+        error = problem.deviation(problem.tiled(Tiling(n_q, 64), precision, algorithm), fmt)
+        setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values)
         errors = dict(measured=error.relative, predicted=expected(precision, **setting))
-        errors["simulated"] = simulated(precision, **setting, rows=SIMULATED, head_dim=head_dim, seed=seed)
+        errors["simulated"] = simulated(precision, **setting, rows=SIMULATED, seed=seed)
         errors = {name: value / fmt.unit_roundoff for name, value in errors.items()}
         rows.append(dict(algorithm=algorithm, bits=count) | errors | dict(bias=error.bias / error.rmse))
     return rows
@@ -97,7 +88,7 @@ def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
 
 def independent(distribution: str, algorithm: str, bits: int, tiles: int) -> bool:
     """Say whether a kernel's roundings may be taken as independent, by its inputs alone and without a look at any
-    error: the row sum's that repeat (`theory.law.repeated`) make less than REPEATED of the error that the law expects.
+    error: the row sum's that repeat (`theory.repeated`) make less than REPEATED of the error that the law expects.
     (Those of O repeat less, since V scatters.)"""
     fmt = carried_in(bits)
     due = expected(only_sums(fmt), tiles=tiles, algorithm=algorithm, values=VALUES_OF[distribution])
@@ -125,7 +116,7 @@ def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:
 
 
 def bounds(seed: int, settings: int = 100) -> list[dict]:
-    """A cell: compare the largest error of random kernels on random inputs with `theory.law.bound`.
+    """A cell: compare the largest error of random kernels on random inputs with `theory.bound`.
 
     Shapes, formats of O, l and the factors, the algorithm, the inputs and the spread of the scores are all random.
 

@@ -5,6 +5,7 @@ Apart from the experiments, since a cell may be a job of its own, which need not
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,17 @@ from fa_lib.experiments.newer_kernels import FP8_KERNELS
 Rows = list[dict[str, str]]
 
 
+def by_level(id: str, setting: str, values: pd.Series) -> Rows:
+    """Make a `claim` for each place of a Series, by all levels of its index but seed.
+
+    Args:
+        id: as of `claim`. setting: with the names of the levels in braces. values: indexed by levels and seed.
+    """
+    levels = [name for name in values.index.names if name != "seed"]
+    groups = values.groupby(levels, sort=False)
+    return [claim(id, setting.format(**dict(zip(levels, place))), group) for place, group in groups]
+
+
 def of_tiles(effects: Mapping[str, Mapping[str, pd.Series]], by_rows: Sequence[float], setting: str) -> Rows:
     """Of figure 6.
 
@@ -24,13 +36,9 @@ def of_tiles(effects: Mapping[str, Mapping[str, pd.Series]], by_rows: Sequence[f
         effects: format -> "swapped", "square" or "exponent" -> values indexed by (distribution, seed).
         by_rows: differences of a square of more rows over those of the tile, in BF16. setting: in words.
     """
-    ids = {"swapped": "fig6a-swapped-larger", "square": "fig6b-square-same", "exponent": "fig6c-larger-smaller"}
-    rows = [
-        row
-        for name, id in ids.items()
-        for fmt in effects
-        for row in by_distribution(id, f"{fmt}, {setting}", effects[fmt][name])
-    ]
+    ids, rows = dict(swapped="fig6a-swapped-larger", square="fig6b-square-same", exponent="fig6c-larger-smaller"), []
+    for (name, id), fmt in product(ids.items(), effects):
+        rows += by_distribution(id, f"{fmt}, {setting}", effects[fmt][name])
     return [*rows, claim("fig6b-square-rows", f"BF16, {setting}", by_rows)]
 
 
@@ -42,22 +50,19 @@ def of_ladder(table: pd.DataFrame, n: int) -> Rows:
         "fig9-shipped": "output", "fig9-accumulator": "accumulator", "fig9-row-sum": "row_sum",
         "fig9-products": "scores", "fig9-maximum": "maximum", "fig9-factors": "factors",
     }  # fmt: skip
-    return [
-        claim(id, f"{where}, {algorithm}", times.loc[("shipped", step, algorithm)])
-        for algorithm in ("fa1", "fa2")
-        for id, step in steps.items()
-    ]
+    places = product(("fa1", "fa2"), steps.items())
+    return [claim(id, f"{where}, {name}", times.loc[("shipped", step, name)]) for name, (id, step) in places]
 
 
 def of_rescaling(table: pd.DataFrame, n: int) -> Rows:
     """Of a table of `rescaling.rescaling`: the error with the maximum known beforehand, over that with it found tile by
-    tile; and `of_dividing_back`."""
-    rows = []
+    tile; and FA1's error, which divides O by l at every tile and multiplies it back, over FA2's; neither rescales."""
+    rows, where = [], f"N = {n} in {{tiles}} tiles, BF16"
     for keys, id in (("as_drawn", "fig9-rescale"), ("every_tile", "fig9-forced")):
-        for (algorithm, count), times in without_rescaling(table, keys).groupby(level=["algorithm", "tiles"]):
-            where = f"{algorithm}, N = {n} in {count} tiles, BF16"
-            rows += by_distribution(id, where, times.droplevel(["algorithm", "tiles"]))
-    return [*rows, *of_dividing_back(table, n)]
+        rows += by_level(id, "{distribution} inputs, {algorithm}, " + where, without_rescaling(table, keys))
+    drawn = table[(table.order == "as_drawn") & (table.maximum == "known")]
+    both = drawn.pivot(index=["tiles", "distribution", "seed"], columns="algorithm", values="relative")
+    return [*rows, *by_level("fig9-divided", "{distribution} inputs, " + where, both["fa1"] / both["fa2"])]
 
 
 def without_rescaling(table: pd.DataFrame, keys: str) -> pd.Series:
@@ -68,16 +73,6 @@ def without_rescaling(table: pd.DataFrame, keys: str) -> pd.Series:
     return errors["known"] / errors["online"]
 
 
-def of_dividing_back(table: pd.DataFrame, n: int) -> Rows:
-    """Of the same table: FA1's error, which divides O by l at every tile and multiplies it back, over FA2's; neither
-    rescales."""
-    drawn, rows = table[(table.order == "as_drawn") & (table.maximum == "known")], []
-    for count, each in drawn.groupby("tiles"):
-        both = each.pivot(index=["distribution", "seed"], columns="algorithm", values="relative")
-        rows += by_distribution("fig9-divided", f"N = {n} in {count} tiles, BF16", both["fa1"] / both["fa2"])
-    return rows
-
-
 def of_outliers(table: pd.DataFrame) -> Rows:
     """Of a table of `newer_kernels.outliers`: FlashAttention-3's errors in FP16."""
     rows = []
@@ -85,21 +80,18 @@ def of_outliers(table: pd.DataFrame) -> Rows:
         when = "before" if inputs == "exact" else "after"
         where = f"N = {length}, d = {d}, golden value from inputs {when} rounding"
         rows.append(claim("fa3-flash", where, each.flash))
-        power_of_two = math.frexp(d**-0.5)[0] == 0.5  # then scaling K first is the same experiment
-        scaled = [] if power_of_two else [(", K scaled first", "scaled_first")]
-        for words, name in [("", "baseline"), *scaled]:
-            rows.append(claim("fa3-baseline", where + words, each[name]))
-            rows.append(claim("fa3-times", where + words, each[name] / each.flash))
+        for words, name in (("", "baseline"), (", K scaled first", "scaled_first")):
+            if name == "baseline" or math.frexp(d**-0.5)[0] != 0.5:  # of a power of two it is the same experiment
+                rows.append(claim("fa3-baseline", where + words, each[name]))
+                rows.append(claim("fa3-times", where + words, each[name] / each.flash))
     return rows
 
 
 def of_fp8(fp8: pd.DataFrame, raised: pd.DataFrame, options: pd.DataFrame) -> Rows:
     """Of tables of `newer_kernels.fp8_table`, `fp8_offset` and `options`: FlashAttention-3 and 4 in E4M3."""
-    rows = [
-        claim(f"fa3-fp8-{key.replace('_', '-')}", f"N = {length}, d = 128, E4M3", each[key])
-        for key in FP8_KERNELS
-        for length, each in fp8.groupby("n")
-    ]
+    rows, errors = [], fp8.set_index(["n", "seed"])
+    for key in FP8_KERNELS:
+        rows += by_level(f"fa3-fp8-{key.replace('_', '-')}", "N = {n}, d = 128, E4M3", errors[key])
     for id, offset, spread in (("8", 8, 2), ("8-flat", 8, 0.25), ("4", 4, 2)):
         each = raised[(raised.offset == offset) & (raised.spread == spread)]
         where = f"N = {raised.n.iloc[0]}, d = 128, B_c = 128, threshold 4, scores of standard deviation {spread}"
@@ -189,17 +181,16 @@ def of_sink_gradients(table: pd.DataFrame, n: int) -> Rows:
 
 def of_overflow(table: pd.DataFrame, rows: int) -> Rows:
     """Of a table of `overflow.overflow` of so many rows."""
-    where, found = f"uniform inputs, N = 1407, d = 128, {rows} rows", []
+    where, claims = f"uniform inputs, N = 1407, d = 128, {rows} rows", []
     for (mean, amplitude), each in table.groupby(["mean", "amplitude"]):
-        id = {(30, amplitude): "pasa-mean", (20, 20): "pasa-amplitude"}.get((mean, amplitude), "pasa-others")
-        found.append(claim(id, f"{where}, mean {mean}, amplitude {amplitude:g}", each.unscaled))
-    return [*found, claim("pasa-scaled", where, table.groupby("seed").scaled.max())]
+        id = "pasa-mean" if mean == 30 else "pasa-amplitude" if (mean, amplitude) == (20, 20) else "pasa-others"
+        claims.append(claim(id, f"{where}, mean {mean}, amplitude {amplitude:g}", each.unscaled))
+    return [*claims, claim("pasa-scaled", where, table.groupby("seed").scaled.max())]
 
 
 def of_polynomials(table: pd.DataFrame) -> Rows:
     """Of a table of `polynomials.polynomial_error`."""
-    return [
-        claim(f"fa4-exp2-{int(degree)}{end}", "2^20 fractions in [0, 1)", [row[fmt]])
-        for degree, row in table.set_index("degree").iterrows()
-        for end, fmt in (("", "fp32"), ("-bf16", "bf16"))
-    ]
+    rows = []
+    for row, (end, fmt) in product(table.to_dict("records"), (("", "fp32"), ("-bf16", "bf16"))):
+        rows.append(claim(f"fa4-exp2-{row['degree']}{end}", "2^20 fractions in [0, 1)", [row[fmt]]))
+    return rows

@@ -14,7 +14,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import DOUBLE_DOUBLE, EXACT
 from fa_lib.numerics.formats import FP64, Format
-from fa_lib.numerics.metrics import deviation, over_baseline
+from fa_lib.numerics.metrics import deviation
 
 if TYPE_CHECKING:  # a cell, which may be a job of its own, makes no table, and need not wait for pandas
     import pandas as pd
@@ -74,28 +74,6 @@ def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettin
     )
 
 
-def squared_by_rows(
-    n: int, distribution: str, fmt, seed: int, *, block_q: int, block_kv: int, setup: BenchmarkSettings
-) -> dict[str, float]:
-    """A cell: compare the emulated kernel with tiles of block_q rows and with square ones, of block_kv rows.
-
-    Args:
-        n, distribution, fmt, seed, setup: as `compare`.
-        block_q, block_kv: B_r and B_c as given.
-
-    Returns:
-        times: the largest difference from Baseline with square tiles, over that with tiles as given; same: whether all
-        outputs have the same bits.
-    """
-    fmt = Format.of(fmt)
-    problem = Problem.drawn(distribution, seed, n, n, heads=setup.heads, head_dim=setup.head_dim)
-    kernel = Precision.uniform(fmt), setup.algorithm
-    outputs = [problem.tiled(Tiling(r, block_kv), *kernel, rows=r) for r in (block_q, block_kv)]
-    baseline = problem.reference(Precision.materialized(fmt))
-    as_given, square = (deviation(o, baseline).max for o in outputs)
-    return dict(times=over_baseline(square, as_given), same=bool((outputs[0] == outputs[1]).all()))
-
-
 def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, setup: BenchmarkSettings) -> list[dict]:
     """A cell: compute the deviations of Flash and of the two Baselines in one format from the golden value, and from
     each other.
@@ -119,9 +97,8 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
     fmt, flash = Format.of(fmt), kernels.get(setup.flash)
     in_fp64 = fmt.precision >= FP64.precision
     products = DOUBLE_DOUBLE if in_fp64 else EXACT
-    uniform, materialized = (
-        replace(preset(fmt), products=products) for preset in (Precision.uniform, Precision.materialized)
-    )
+    presets = Precision.uniform, Precision.materialized
+    uniform, materialized = (replace(preset(fmt), products=products) for preset in presets)
     tensors = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
     q, k, v = (x.to("cpu" if in_fp64 else setup.device) for x in tensors)  # (1, heads, n, head_dim)
     problem = Problem(q, k, v, inputs=fmt if setup.golden_inputs == "rounded" else FP64)
@@ -136,9 +113,8 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
             accepted = inspect.signature(flash).parameters
             o = flash(q, k, v, **{name: choices[name] for name in choices if name in accepted})
         elif fmt.dtype is None:
-            raise ValueError(
-                f"fmt: got {fmt}, which torch has no dtype for; {setup.flash!r} runs in torch's dtypes only"
-            )
+            words = f"which torch has no dtype for; {setup.flash!r} runs in torch's dtypes only"
+            raise ValueError(f"fmt: got {fmt}, {words}")
         else:
             o = flash(*(fmt(x).to(setup.device, fmt.dtype) for x in (q, k, v)))
         outputs["flash"] = o.double().to(q.device)
@@ -173,23 +149,3 @@ def exponent(table: "pd.DataFrame") -> "pd.Series":
     """Fit value = a * column**b to each line of a table of `pivot`, by least squares of logarithms; return each b."""
     x = np.log(table.columns.to_numpy(dtype=float))
     return table.apply(lambda line: np.polyfit(x, np.log(line.to_numpy(dtype=float)), 1)[0], axis=1)
-
-
-def tiles_of_sram(sram: Iterable[int], head_dim: int) -> "pd.DataFrame":
-    """List the tiles of figure 6: for each SRAM size M the paper's, the same with its sides swapped, and a square.
-
-    Args:
-        sram: sizes M, in elements. head_dim: of Q, K and V.
-
-    Returns:
-        table: sram, variant ("as_given", "swapped", "square"), block_q, block_kv, area (of the tile as given).
-    """
-    import pandas as pd
-
-    rows = []
-    for elements in sram:
-        tiling = Tiling.from_sram(elements, head_dim)
-        for variant, t in (("as_given", tiling), ("swapped", tiling.swapped()), ("square", tiling.square())):
-            tile = {"block_q": t.block_q, "block_kv": t.block_kv, "area": tiling.area}
-            rows.append({"sram": elements, "variant": variant} | tile)
-    return pd.DataFrame(rows)

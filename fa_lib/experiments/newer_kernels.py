@@ -10,8 +10,8 @@ from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.exponentials import polynomial_exp
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme, rotated
 from fa_lib.kernels.tiling import Tiling

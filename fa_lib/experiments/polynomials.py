@@ -2,7 +2,7 @@
 
 import torch
 
-from fa_lib.kernels.exponentials import polynomial_exp2
+from fa_lib.kernels.polynomials import polynomial_exp2
 from fa_lib.numerics.formats import BF16
 
 

@@ -10,9 +10,10 @@ from scipy import special
 
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.problem import Problem
-from fa_lib.kernels.exponentials import polynomial_exp
+from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.shipped import fa2_cuda, fa3_cuda
+from fa_lib.kernels.shipped import fa2_cuda
+from fa_lib.kernels.shipped_newer import fa3_cuda
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.dots import EXACT, Dot
@@ -45,14 +46,7 @@ def adders(fmt: Format | str) -> dict[str, list[str]]:
 
 
 def sums(
-    fmt: Format | str,
-    distribution: str,
-    n: int,
-    seed: int,
-    *,
-    levels: Iterable[str] = tuple(LEVELS),
-    rows: int = 4,
-    head_dim: int = 64,
+    fmt: Format | str, distribution: str, n: int, seed: int, *, levels: Iterable[str] = tuple(LEVELS), rows: int = 4
 ) -> list[dict]:
     """A cell: measure one kernel with the adder of each architecture, on one problem of n keys.
 
@@ -73,9 +67,9 @@ def sums(
         ValueError: there is no such level.
     """
     fmt = Format.of(fmt)
-    problem = Problem.drawn(distribution, seed, rows, n, head_dim=head_dim, inputs=fmt)
+    problem = Problem.drawn(distribution, seed, rows, n, inputs=fmt)
     golden, variants = problem.golden, [lookup("level", level, LEVELS) for level in levels]
-    model = fa3_cuda(fmt, head_dim) if fmt == E4M3 else fa2_cuda(fmt, head_dim)
+    model = (fa3_cuda if fmt == E4M3 else fa2_cuda)(fmt, head_dim=64)
     size, stored_in = golden.abs().mean().item(), model["precision"].output
 
     def answer(products: Dot, level: Variant) -> torch.Tensor:
@@ -125,9 +119,7 @@ CHOICES = by_key((
 ))  # fmt: skip
 
 
-def choices(
-    fmt: Format | str, distribution: str, seed: int, *, n: int = 2048, rows: int = 128, head_dim: int = 64
-) -> list[dict]:
+def choices(fmt: Format | str, distribution: str, seed: int, *, n: int = 2048, rows: int = 128) -> list[dict]:
     """A cell: compare a kernel with each of CHOICES and without: FA2, tiles of 128 keys, exact sums, O + P V, O / l.
 
     Args:
@@ -138,7 +130,7 @@ def choices(
         bias (of the stored output: mean error away from zero, over the mean |result|).
     """
     fmt = Format.of(fmt)
-    problem, plain = Problem.drawn(distribution, seed, rows, n, head_dim=head_dim, inputs=fmt), Precision.kernel(fmt)
+    problem, plain = Problem.drawn(distribution, seed, rows, n, inputs=fmt), Precision.kernel(fmt)
     without = problem.tiled(Tiling(128, 128), plain)
     base, results = problem.deviation(without, fmt), []
     for key, choice in CHOICES.items():

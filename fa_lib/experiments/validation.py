@@ -1,13 +1,14 @@
 """The emulator compared with real kernels, bit for bit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.compiled import flash
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.shipped import fa2_cuda, torch_cpu
 from fa_lib.kernels.tiling import Tiling
@@ -15,49 +16,22 @@ from fa_lib.numerics.formats import FP32, Format, round_to
 from fa_lib.numerics.metrics import deviation
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The model of a real kernel with one modelling choice undone.
-
-    Attributes:
-        key: as tables hold it. label: as figures show it.
-        change: (model, fmt) -> the arguments of `tiled` that differ from the model's.
-    """
-
-    key: str
-    label: str
-    change: Callable[[dict, Format], dict]
-
-
-def _none(model, fmt):
-    return {}
-
-
-def _exact_exp(model, fmt):
-    return dict(algorithm=replace(model["algorithm"], exp=torch.exp))
-
-
-def _exact_probs(model, fmt):
-    return dict(precision=replace(model["precision"], probs=model["precision"].accumulator))
-
-
 def _rounded_sums(model, fmt):
-    exp = model["algorithm"].exp
-    # A scale in the exponent has an exponential of its own.
+    exp = model["algorithm"].exp  # a scale in the exponent has an exponential of its own
     return dict(algorithm=replace(model["algorithm"], exp=lambda x: fmt(exp(x)), scale_in_exponent=False))
 
 
-def _tile_64(model, fmt):
-    return dict(tiling=Tiling(64, 64))
-
-
-CHOICES = {choice.key: choice for choice in (
-    Choice("model", "model", _none),
-    Choice("exact_exp", "exponential exact", _exact_exp),
-    Choice("exact_probs", "P not rounded", _exact_probs),
-    Choice("rounded_sums", "row sums of rounded P", _rounded_sums),
-    Choice("tile_64", "tile of 64 keys", _tile_64),
-)}  # fmt: skip
+CHOICES: dict[str, tuple[str, Callable[[dict, Format], dict]]] = {
+    # modelling choices, each undone: key -> label, and (model, fmt) -> the arguments of `tiled` that differ
+    "model": ("model", lambda model, fmt: {}),
+    "exact_exp": ("exponential exact", lambda model, fmt: dict(algorithm=replace(model["algorithm"], exp=torch.exp))),
+    "exact_probs": (
+        "P not rounded",
+        lambda model, fmt: dict(precision=replace(model["precision"], probs=model["precision"].accumulator)),
+    ),
+    "rounded_sums": ("row sums of rounded P", _rounded_sums),
+    "tile_64": ("tile of 64 keys", lambda model, fmt: dict(tiling=Tiling(64, 64))),
+}
 
 
 def agree(
@@ -74,22 +48,19 @@ def agree(
     """
     fmt = Format.of(fmt)
     q, k, v = (round_to(x, fmt).to(device, fmt.dtype) for x in draw(distribution, seed, (1, heads, n, head_dim)))
-    real = kernels.flash(q, k, v, backend="torch")
+    real = flash(q, k, v, backend="torch")
     golden = kernels.golden(q, k, v, inputs=fmt)
     model = torch_cpu(fmt, n) if device == "cpu" else fa2_cuda(fmt, head_dim)
     model["algorithm"] = Algorithm.of(model["algorithm"])
     rows = []
-    for choice in CHOICES.values():
-        o = kernels.tiled(q, k, v, **model | choice.change(model, fmt))
+    for key, (_, change) in CHOICES.items():
+        o = kernels.tiled(q, k, v, **model | change(model, fmt))
         distance = (o.double() - real.double()).abs() / fmt.ulp(golden)
-        rows.append({
-            "choice": choice.key,
-            "identical": (o == real).double().mean().item(),
-            "max_ulp": distance.max().item(),
-            "max_difference": (o.double() - real.double()).abs().max().item(),
-            "rmse": deviation(o, golden).rmse,
-            "rmse_real": deviation(real, golden).rmse,
-        })  # fmt: skip
+        rows.append(dict(
+            choice=key, identical=(o == real).double().mean().item(), max_ulp=distance.max().item(),
+            max_difference=(o.double() - real.double()).abs().max().item(), rmse=deviation(o, golden).rmse,
+            rmse_real=deviation(real, golden).rmse,
+        ))  # fmt: skip
     return rows
 
 

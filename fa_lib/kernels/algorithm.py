@@ -20,7 +20,7 @@ class Algorithm:
             replaced, and O and l rescaled, only when the row's maximum has risen by more than `threshold` since; P is
             then as large as 2**threshold).
         exp: the exponential of S - m, a function of a float64 tensor, whose result is overwritten;
-            `exponentials.fast_exp` is torch's on CPU, `exponentials.polynomial_exp` FlashAttention-4's. The few factors
+            `exponentials.fast_exp` is torch's on CPU, `polynomials.polynomial_exp` FlashAttention-4's. The few factors
             exp(m - m') are always torch.exp, and so is the backward pass.
         threshold: of "fa4", in powers of two; None is 8.
         p_exponent_offset: P is 2**p_exponent_offset times exp(S - m), and so is l; it cancels in O, and moves P away
@@ -35,7 +35,7 @@ class Algorithm:
             divided by l. As FlashAttention-2's CUDA source has it; of "fa2" and "fa4", without softcap and added masks.
         reciprocal: O is multiplied by 1 / l without `scale_in_exponent` too; of "fa2" and "fa4".
         exp2: of `scale_in_exponent`, 2 to the power of S c - m c, a function of a float64 tensor (rows, B_c);
-            `exponentials.mixed_exp2` is FlashAttention-4's.
+            `polynomials.mixed_exp2` is FlashAttention-4's.
         accumulate_in_mma: O is what the product P V begins with (the c of `Precision.products`), and not added to it
             afterwards, as FlashAttention-2 and 3 have it on CUDA; of "fa2" and "fa4".
 

@@ -8,14 +8,13 @@ import math
 from types import SimpleNamespace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
-from fa_lib.kernels.options import Keys, Outputs, Queries, Values, validate
+from fa_lib.kernels.options import Keys, Outputs, Queries, Values, as_many_heads, validate
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.tiled import fa1_last, fa1_tile
+from fa_lib.kernels.tiled import fa1_tile
 from fa_lib.numerics.dots import EXACT
 
 
@@ -38,30 +37,14 @@ def unfused(
     Raises:
         ValueError: an argument does not fit.
     """
-    validate(q, k, v, causal=causal, scale=scale, mask=mask)
+    settings = validate(q, k, v, causal=causal, scale=scale, mask=mask)
     k, v = (as_many_heads(x, q) for x in (k, v))
     S = _scaled_product(q, k, scale or 1 / math.sqrt(q.shape[-1]))  # (..., n_q, n_kv)
-    return torch.softmax(masked(S, causal, mask), -1) @ v
-
-
-def masked(S: Float[Tensor, "*lead n_q n_kv"], causal: bool, mask: Tensor | None) -> Float[Tensor, "*lead n_q n_kv"]:
-    """Add a mask to S, or set hidden keys to -inf.
-
-    Args:
-        S: (..., n_q, n_kv).
-        causal: whether a query sees no later keys, aligned bottom-right.
-        mask: None, boolean (True is visible), or added to S; it broadcasts to S.
-
-    Returns:
-        (..., n_q, n_kv).
-    """
-    n_q, n_kv = S.shape[-2:]
     if mask is not None:
         S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask.to(S.dtype)
     if causal:
-        hidden = torch.ones(n_q, n_kv, dtype=torch.bool, device=S.device).triu(n_kv - n_q + 1)
-        S = S.masked_fill(hidden, -math.inf)
-    return S
+        S = S.masked_fill(~settings.inside(q, k), -math.inf)
+    return torch.softmax(S, -1) @ v
 
 
 def stepwise(
@@ -106,7 +89,7 @@ def stepwise(
         for k_j, v_j in zip(k.split(block_kv, -2), v.split(block_kv, -2)):
             S = _scaled_product(q, k_j, scale)  # (..., n_q, B_c)
             m, l, O = fa1_tile(p, how, lambda P: P, S, v_j, S.amax(-1, keepdim=True), (m, l, O))
-        return fa1_last(p, l, O), m + torch.log(l)  # o; log-sum-exp (..., n_q, 1)
+        return O, m + torch.log(l)  # o; log-sum-exp (..., n_q, 1)
 
     def backward(q, k, v, o, L, dO):
         delta = (dO.to(wide) * o).sum(-1, keepdim=True).to(o.dtype)  # (..., n_q, 1), rounded once
@@ -137,16 +120,3 @@ def _scaled_product(a, b, scale, add=None):
     start = a.new_zeros(()) if add is None else add.reshape(-1, *add.shape[-2:])
     out = torch.baddbmm(start, a3, b3.mT, beta=0 if add is None else 1, alpha=scale)
     return out.reshape(*a.shape[:-1], b.shape[-2])
-
-
-def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat each head of K or V for the heads of Q that share it.
-
-    Args:
-        x: (..., kv_heads, n_kv, features).
-        q: (..., heads, n_q, head_dim).
-
-    Returns:
-        (..., heads, n_kv, features).
-    """
-    return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)

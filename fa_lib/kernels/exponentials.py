@@ -14,7 +14,7 @@ from fa_lib.numerics.formats import FP32
 _COEFFICIENTS = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)
 
 
-_LOG2_E = float(np.float32(math.log2(math.e)))
+LOG2_E = float(np.float32(math.log2(math.e)))
 
 
 _SMALLEST = -87.33654022216797  # below it the result is 0
@@ -35,100 +35,12 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         float64 of x's shape, with FP32 values.
     """
     c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
-    y = FP32(x * _LOG2_E)
+    y = FP32(x * LOG2_E)
     f = y - torch.floor(y)  # exact
     correction = FP32(f * FP32(f * FP32(f * c3 + c2) + c1) + c0)  # by fused multiply-adds: one rounding each
     bits = FP32(FP32(y - correction) * 2.0**23 + 127 * 2.0**23)  # exponent and mantissa field of the result
     result = bits.clamp(0).nan_to_num(nan=0).to(torch.int32).view(torch.float32).double()
     return torch.where(x < _SMALLEST, 0.0, result)
-
-
-# FlashAttention-4's polynomials of 2**f on [0, 1), lowest power first (flash_attn/cute/utils.py). The first coefficient
-# is exactly 1, so that the row's maximum has P = 1.
-_EXP2 = {
-    3: (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625),
-    4: (1.0, 0.693042695522308349609375, 0.2412912547588348388671875, 0.052225358784198760986328125,
-        0.013434938155114650726318359375),
-    5: (1.0, 0.693151414394378662109375, 0.24016360938549041748046875, 0.055802188813686370849609375,
-        0.00901452265679836273193359375, 0.00186810153536498546600341796875),
-}  # fmt: skip
-
-
-def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
-    """Make exp as FlashAttention-4 computes some of its exponentials, in FP32: 2**y = 2**floor(y) times a polynomial of
-    the fraction of y (Cody and Waite's range reduction), by fused multiply-adds.
-
-    The largest relative errors are 8.8e-5, 3.1e-6 and 1.4e-7 for degrees 3, 4 and 5 (arXiv 2603.05451).
-
-    Args:
-        degree: of the polynomial: 3, 4 or 5.
-
-    Returns:
-        A function of a float64 tensor of any shape, with FP32 values up to about 100; its result has that shape.
-
-    Raises:
-        ValueError: there is no polynomial of that degree.
-    """
-    power = polynomial_exp2(degree)
-    return lambda x: power(FP32(x * _LOG2_E))
-
-
-def polynomial_exp2(degree: int) -> Callable[[Tensor], Tensor]:
-    """Make 2**y by the polynomial of `polynomial_exp`, with that function's argument, result and error.
-
-    Raises:
-        ValueError: there is no polynomial of that degree.
-    """
-    if degree not in _EXP2:
-        raise ValueError(f"degree: got {degree!r}; accepted are {', '.join(map(str, _EXP2))}")
-    highest, *lower = _EXP2[degree][::-1]
-
-    def exp2(y):
-        y = y.clamp(min=-200)  # -inf gives 0
-        exponent = torch.floor(y)
-        f, result = y - exponent, torch.full_like(y, highest)  # f exact
-        for c in lower:
-            result = FP32(result * f + c)
-        return FP32(result * torch.exp2(exponent))
-
-    return exp2
-
-
-RUN = 32  # keys of a tile that FlashAttention-4 converts together
-
-
-def mixed_exp2(period: int, share: int = 4, first: int = 1, degree: int = 3) -> Callable[[Tensor], Tensor]:
-    """Make 2**y of a tile as FlashAttention-4 computes it on Blackwell: a polynomial for some keys, `ex2.approx` for
-    the others.
-
-    A tile's keys are taken RUN at a time. In each run but the last one and the first `first` ones, key k has the
-    polynomial where k mod period >= period - share; k counts pairs of keys by their even member
-    (`apply_exp2_convert` of flash_attn/cute/softmax.py). The rest is 2**y exactly, in place of `ex2.approx`, whose
-    table is not published.
-
-    Args:
-        period: even, above share; 10 and 16 in the source.
-        share: even.
-        first: number of the runs at the beginning without the polynomial.
-        degree: of the polynomial.
-
-    Returns:
-        A function of a float64 tensor (rows, B_c) with FP32 values; its result has that shape.
-
-    Raises:
-        ValueError: an argument does not fit.
-    """
-    if period % 2 or share % 2 or not 0 < share < period:
-        raise ValueError(f"period, share: got {period}, {share}; accepted are even numbers, 0 < share < period")
-    polynomial = polynomial_exp2(degree)
-
-    def exp2(y):
-        key = torch.arange(y.shape[-1], device=y.device)
-        run, pair = key // RUN, key % RUN // 2 * 2
-        by_polynomial = (pair % period >= period - share) & (run >= first) & (run < y.shape[-1] // RUN - 1)
-        return torch.where(by_polynomial, polynomial(y), torch.exp2(y))
-
-    return exp2
 
 
 def dynamic_maximum(beta: float) -> Callable[[Tensor], Tensor]:

@@ -5,13 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 
-from fa_lib.execution.lookup import lookup
 from fa_lib.execution.reader_modules import module_name
-from fa_lib.kernels.layouts import LAYOUTS
-from fa_lib.kernels.readings import READINGS
 
 GPU, GALLERY = "gpu:", "gallery:"  # what the text of a kernel may begin with
 PACKAGE_OF_GALLERY = "attention_gallery"
+ADAPTERS = "fa_lib.kernels.readings"  # imported for the kernels that are adapted
 
 
 @dataclass(frozen=True)
@@ -100,12 +98,19 @@ class KernelRef:
         Raises:
             ValueError: there is no such one.
         """
-        for reading in readings:
-            if reading not in READINGS:
-                lookup("layout", reading, LAYOUTS)
-        if readings and readings[0] in LAYOUTS and not self.readings:
+        if not readings:
+            return self
+        adapters = importlib.import_module(ADAPTERS)
+        layouts = [reading for reading in readings if adapters.is_layout(reading)]
+        if readings[0] in layouts and not self.readings:
             return replace(self, layout=readings[0], conventions=readings[1:])
         return replace(self, conventions=(*self.conventions, *readings))
+
+    def adapted(self, fn: Callable) -> Callable:
+        """Return its function `fn` adapted to f(q, k, v, ...) on (batch, heads, sequence, head_dim)."""
+        for reading in self.readings:
+            fn = importlib.import_module(ADAPTERS).read_as(fn, reading)
+        return fn
 
     def imported(self) -> Callable:
         """Import its function, as it is in its module, or find it on a GPU.

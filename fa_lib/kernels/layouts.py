@@ -118,9 +118,7 @@ def _flash_attns(options):
     options = dict(options)
     if options.get("window") is not None:
         options["window_size"] = tuple(-1 if side is None else side for side in options.pop("window"))
-    if "scale" in options:
-        options["softmax_scale"] = options.pop("scale")
-    return options
+    return {"softmax_scale" if name == "scale" else name: x for name, x in options.items()}
 
 
 def first_output(given: Any) -> Any:

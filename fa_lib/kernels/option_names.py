@@ -4,7 +4,13 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.registry import emulates, get
+from fa_lib.kernels.tiling import Tiling
 
 OPTION_NAMES = {  # option -> its names, the first fa_lib's own
     "causal": ("causal", "is_causal"),
@@ -84,6 +90,31 @@ class OwnNames:
         return renamed_options | dict(enable_gqa=True) if self.shared_heads and shared else renamed_options
 
 
+def plain(kernel: str | KernelRef | Callable) -> Callable:
+    """Find a kernel and make it callable as f(q, k, v, **options) on (batch, heads, sequence, head_dim).
+
+    A kernel that takes a Precision runs with every step in its inputs' format, in tiles of 64, by fa1, as in the paper.
+    A kernel with other names for its options takes fa_lib's.
+    """
+    return standard(get(kernel))
+
+
+def standard(fn: Callable, heads: int = -3) -> Callable:
+    """Return a function that `plain` returns for a kernel's function; heads: as of `renamed`."""
+    return with_precision(fn) if emulates(fn) else renamed(fn, heads)
+
+
+def with_precision(fn: Callable) -> Callable:
+    """Return a kernel without the arguments of an emulated one, such as a Precision; another one is returned as it
+    is."""
+    return partial(_uniform, fn) if emulates(fn) else fn
+
+
+def _uniform(fn, q, k, v, **options):
+    defaults = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
+    return fn(q, k, v, **{n: x for n, x in defaults.items() if n in inspect.signature(fn).parameters} | options)
+
+
 def renamed(fn: Callable, heads: int = -3) -> Callable:
     """Wrap a kernel so that its options have fa_lib's names. A kernel that has these, or takes any, is returned as it
     is.
@@ -105,7 +136,11 @@ def renamed(fn: Callable, heads: int = -3) -> Callable:
 
     kernel.__name__ = getattr(fn, "__name__", type(fn).__name__)
     kernel.__module__ = getattr(fn, "__module__", None)
-    kernel.__signature__ = _signature(own.options)  # pyright: ignore
+    kinds = inspect.Parameter
+    parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in "qkv"]
+    parameters += [kinds(option, kinds.KEYWORD_ONLY, default=None) for option, name in own.options.items() if name]
+    parameters += [] if own.options else [kinds("options", kinds.VAR_KEYWORD)]  # it takes any
+    kernel.__signature__ = inspect.Signature(parameters)  # pyright: ignore
     return kernel
 
 
@@ -117,11 +152,3 @@ def _parameters(fn) -> tuple[set[str], bool]:
         names = documented(getattr(fn, "__name__", ""), getattr(fn, "__doc__", None) or "")
         return {*(names or ())}, names is None
     return {*parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _signature(own: Mapping[str, str]):
-    """Of q, k, v and those options that a kernel takes; where `own` is empty, of any."""
-    kinds = inspect.Parameter
-    parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in "qkv"]
-    parameters += [kinds(option, kinds.KEYWORD_ONLY, default=None) for option, name in own.items() if name]
-    return inspect.Signature(parameters if own else [*parameters, kinds("options", kinds.VAR_KEYWORD)])

@@ -60,6 +60,25 @@ class CallOptions:
                 raise ValueError(f"{name}: got {options[name]!r}; accepted options are {', '.join(accepted)}")
         return cls(**options)
 
+    def inside(self, q: Tensor, k: Tensor) -> Tensor:
+        """Make the mask of causality and the window, bool (n_q, n_kv), True where a key of k is visible to a row of
+        q."""
+        left, right = self.window or (None, None)
+        return within(q.shape[-2], k.shape[-2], left, 0 if self.causal else right, q.device)
+
+
+def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Repeat each head of K or V for the heads of Q that share it.
+
+    Args:
+        x: (..., kv_heads, n_kv, features).
+        q: (..., heads, n_q, head_dim).
+
+    Returns:
+        (..., heads, n_kv, features).
+    """
+    return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
+
 
 def validate(q: Tensor, k: Tensor, v: Tensor, **options) -> CallOptions:
     """Check a call as every kernel must: the shapes fit one another, and each option has an accepted value.
@@ -114,19 +133,16 @@ def _rules_of_options(q, k, settings) -> Iterator[tuple[bool, str]]:
     yield window is None or is_accepted, f"window: got {window!r}; accepted is {accepted}"
     is_accepted = _is_number(p) and 0 <= p < 1 and (p > 0) == (settings.keep is not None)
     yield is_accepted, f"dropout_p: got {p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask"
-    full = (*q.shape[:-1], k.shape[-2])
+    full, one_a_head = (*q.shape[:-1], k.shape[-2]), (q.shape[-3] if q.ndim > 2 else 1,)
     for name, kinds in (("mask", "boolean or floating-point"), ("keep", "boolean")):
-        x = getattr(settings, name)
-        if x is not None:
+        if (x := getattr(settings, name)) is not None:
             is_accepted = isinstance(x, Tensor) and (x.dtype == torch.bool or name == "mask" and x.is_floating_point())
             yield is_accepted, f"{name}: got {_describe(x)}; accepted is a {kinds} tensor"
-            yield (
-                _broadcasts(x.shape, full),
-                f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}",
-            )
-    x, due = settings.sinks, (q.shape[-3] if q.ndim > 2 else 1,)
-    is_accepted = x is None or isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape) == due
-    yield is_accepted, f"sinks: got {_describe(x)}; accepted is a floating-point tensor of shape {due}, one a head"
+            got = f"{name}: got shape {tuple(x.shape)}"
+            yield _broadcasts(x.shape, full), f"{got}; accepted is what broadcasts to {full}"
+    x, accepted = settings.sinks, f"a floating-point tensor of shape {one_a_head}, one a head"
+    is_accepted = x is None or isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape) == one_a_head
+    yield is_accepted, f"sinks: got {_describe(x)}; accepted is {accepted}"
 
 
 def _is_number(x):
@@ -171,12 +187,11 @@ def visible_rows(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     Raises:
         ValueError: as `validate`.
     """
-    settings, n_q, n_kv = validate(q, k, v, **options), q.shape[-2], k.shape[-2]
-    left, right = settings.window or (None, None)
-    inside = within(n_q, n_kv, left, 0 if settings.causal else right, q.device)
-    if settings.mask is None:
-        return inside.any(-1)
-    return (inside & (settings.mask if settings.mask.dtype == torch.bool else settings.mask > -math.inf)).any(-1)
+    settings = validate(q, k, v, **options)
+    visible, mask = settings.inside(q, k), settings.mask
+    if mask is not None:
+        visible = visible & (mask if mask.dtype == torch.bool else mask > -math.inf)
+    return visible.any(-1)
 
 
 def _describe(x):
@@ -249,10 +264,7 @@ class Scores:
     """Computes S of the rows `here` of one head, tile by tile: scaled, capped, masked, not yet rounded. mask and keep:
     (rows, n_kv) of these rows, or None; sink: (1, 1) or None; products: the Dot that sums Q Kᵀ."""
 
-    def __init__(
-        self, options: ResolvedOptions, here: slice, mask: Tensor | None, keep: Tensor | None, sink: Tensor | None,
-        products: Dot,
-    ):  # fmt: skip
+    def __init__(self, options: ResolvedOptions, here: slice, mask, keep, sink, products: Dot):
         self.o, self.mask, self.keep_mask, self.sink, self.products = options, mask, keep, sink, products
         offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
         self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
@@ -260,10 +272,8 @@ class Scores:
 
     def sees(self, j: int, stop: int) -> bool:
         """Return whether causality and the window let a row see any of the keys j .. stop - 1."""
-        o = self.o
-        return not (
-            o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left
-        )
+        left, right = self.o.left, self.o.right
+        return (right is None or j <= self.last + right) and (left is None or stop > self.first - left)
 
     def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "rows keys"]:
         """Compute S of the rows against keys.

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.kernels.layouts import first_output, heads_before_rows
-from fa_lib.kernels.option_names import OwnNames
+from fa_lib.execution.lookup import lookup
+from fa_lib.kernels.layouts import LAYOUTS, first_output, heads_before_rows
+from fa_lib.kernels.option_names import OwnNames, standard, with_precision
 
 
 def scaled(fn: Callable, power: float) -> Callable:
@@ -125,3 +126,26 @@ READINGS: Mapping[str, Callable[[Callable], Callable]] = {
     "layout_o_bshd": turned_output, "mask_inverted": inverted_mask, "one_query": one_query,
     "v_128": partial(values_at_a_time, width=128), "v_512": partial(values_at_a_time, width=512),
 }  # fmt: skip
+
+
+def is_layout(reading: str) -> bool:
+    """Return whether a text is a key of LAYOUTS, and not of READINGS.
+
+    Raises:
+        ValueError: it is of neither.
+    """
+    return reading not in READINGS and bool(lookup("layout", reading, LAYOUTS))
+
+
+def read_as(fn: Callable, reading: str) -> Callable:
+    """Return a kernel of another layout of LAYOUTS, or of another convention of READINGS, adapted to what is asked for
+    here.
+
+    Raises:
+        ValueError: there is no such layout.
+    """
+    if not is_layout(reading):
+        return READINGS[reading](standard(fn))
+    if reading in ("varlen", "paged"):  # called under flash-attn's names
+        return LAYOUTS[reading](with_precision(fn))
+    return fn if reading == "bhsd" else LAYOUTS[reading](standard(fn, heads=-2))

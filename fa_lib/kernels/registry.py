@@ -3,23 +3,15 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from importlib import import_module
 
-from fa_lib.execution.lookup import lookup
-from fa_lib.kernels.eager import stepwise, unfused
-from fa_lib.kernels.flash import flash
 from fa_lib.kernels.kernel_ref import KernelRef, simulated
-from fa_lib.kernels.layouts import LAYOUTS
-from fa_lib.kernels.option_names import renamed
-from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.presets import as_shipped, baseline, every_step
-from fa_lib.kernels.readings import READINGS
-from fa_lib.kernels.reference import reference
-from fa_lib.kernels.tiled import tiled
-from fa_lib.kernels.tiling import Tiling
 
-_BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)
-_KERNELS: dict[str, Callable] = {fn.__name__: fn for fn in _BUILT_IN}
+_BUILT_IN = {  # name -> the module of fa_lib.kernels that `get` imports it from
+    "reference": "reference", "tiled": "tiled", "flash": "compiled", "unfused": "eager", "stepwise": "eager",
+    "baseline": "presets", "as_shipped": "presets", "every_step": "presets",
+}  # fmt: skip
+_REGISTERED: dict[str, Callable] = {}
 
 
 def register(name: str, fn: Callable) -> None:
@@ -35,11 +27,11 @@ def register(name: str, fn: Callable) -> None:
     Raises:
         ValueError: the name is taken or no text, or fn cannot be called.
     """
-    if not isinstance(name, str) or not name or name in _KERNELS or {":", "@"} & {*name}:
-        raise ValueError(f"name: got {name!r}; accepted is a text without : and @, other than {', '.join(_KERNELS)}")
+    if not isinstance(name, str) or not name or name in available() or {":", "@"} & {*name}:
+        raise ValueError(f"name: got {name!r}; accepted is a text without : and @, other than {', '.join(available())}")
     if not callable(fn):
         raise ValueError(f"fn: got {type(fn).__name__}; accepted is a callable kernel(q, k, v, *, causal, scale, mask)")
-    _KERNELS[name] = fn
+    _REGISTERED[name] = fn
 
 
 def get(kernel: str | KernelRef | Callable, gpu: str = "") -> Callable:
@@ -58,75 +50,29 @@ def get(kernel: str | KernelRef | Callable, gpu: str = "") -> Callable:
     Raises:
         ValueError: there is no such kernel or layout.
     """
-    if isinstance(kernel, str) and kernel in _KERNELS and not gpu:
-        return _KERNELS[kernel]
     if isinstance(kernel, str):
         kernel = KernelRef.of(kernel, gpu)
     elif not isinstance(kernel, KernelRef):
         return simulated(kernel, gpu) if gpu else kernel
     elif gpu:
         kernel = replace(kernel, gpu=gpu)
-    fn = kernel.fn or _function(kernel)
-    for reading in kernel.readings:
-        fn = read_as(fn, reading)
-    return fn
+    return kernel.adapted(kernel.fn or (_named(kernel.function) if kernel.is_named else kernel.imported()))
 
 
-def _function(kernel):
-    """Return the function of a KernelRef, adapted to nothing.
-
-    Raises:
-        ValueError: there is no such kernel.
-    """
-    if not kernel.is_named:
-        return kernel.imported()
-    if kernel.function not in _KERNELS:
-        accepted = f"{', '.join(_KERNELS)}, package.module:function or path/to/file.py:function"
+def _named(name):
+    """Return the built-in or registered kernel of a name; a ValueError where there is none."""
+    if name in _BUILT_IN:
+        return getattr(import_module(f"fa_lib.kernels.{_BUILT_IN[name]}"), name)
+    if name not in _REGISTERED:
+        accepted = f"{', '.join(available())}, package.module:function or path/to/file.py:function"
         words = "a name that was registered is known in its own process alone, and not in workers, jobs and notebooks"
-        raise ValueError(f"kernel: got {kernel.function!r}; accepted are {accepted} ({words})")
-    return _KERNELS[kernel.function]
-
-
-def read_as(fn: Callable, reading: str) -> Callable:
-    """Return a kernel of another layout of LAYOUTS, or of another convention of READINGS, adapted to what is asked for
-    here.
-
-    Raises:
-        ValueError: there is no such layout.
-    """
-    if reading in READINGS:
-        return READINGS[reading](_plain(fn))
-    adapted = lookup("layout", reading, LAYOUTS)
-    if reading in ("varlen", "paged"):  # called under flash-attn's names
-        return adapted(_with_precision(fn))
-    return fn if reading == "bhsd" else adapted(_plain(fn, heads=-2))
-
-
-def plain(kernel: str | KernelRef | Callable) -> Callable:
-    """Find a kernel and make it callable as f(q, k, v, **options) on (batch, heads, sequence, head_dim).
-
-    A kernel that takes a Precision runs with every step in its inputs' format, in tiles of 64, by fa1, as in the paper.
-    A kernel with other names for its options takes fa_lib's (`option_names`).
-    """
-    return _plain(get(kernel))
-
-
-def _plain(fn, heads=-3):
-    return _with_precision(fn) if emulates(fn) else renamed(fn, heads)
-
-
-def _with_precision(fn):
-    return partial(_uniform, fn) if emulates(fn) else fn
-
-
-def _uniform(fn, q, k, v, **options):
-    defaults = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
-    return fn(q, k, v, **{n: x for n, x in defaults.items() if n in inspect.signature(fn).parameters} | options)
+        raise ValueError(f"kernel: got {name!r}; accepted are {accepted} ({words})")
+    return _REGISTERED[name]
 
 
 def available() -> tuple[str, ...]:
-    """List the names of the registered kernels."""
-    return tuple(_KERNELS)
+    """List the names of the built-in and the registered kernels."""
+    return (*_BUILT_IN, *_REGISTERED)
 
 
 def emulates(fn: Callable) -> bool:

@@ -101,8 +101,7 @@ def run(tasks: list, work: Callable, device: torch.device) -> None:
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     before = torch.get_num_threads()
     try:
-        for _ in pool.map(work, tasks):
-            pass
+        list(pool.map(work, tasks))
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
@@ -115,9 +114,8 @@ def rounding(precision: Precision) -> Precision:
         ValueError: it is none.
     """
     if not hasattr(precision, "probs"):
-        raise ValueError(
-            f"precision: got {precision!r}; accepted is a Precision, such as Precision.kernel({precision!r})"
-        )
+        accepted = f"a Precision, such as Precision.kernel({precision!r})"
+        raise ValueError(f"precision: got {precision!r}; accepted is {accepted}")
     return precision
 
 

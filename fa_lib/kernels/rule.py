@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
+from fa_lib.kernels import presets
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.option_names import plain
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call, by_key
@@ -20,10 +22,7 @@ from fa_lib.numerics.metrics import deviation, over_baseline
 
 ALLOWED = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error: flash-attention's own tests
 
-REFERENCE_KERNELS = {
-    "as_shipped": "as shipped",
-    "every_step": "every step",
-}  # kernels to hold another against: key -> label
+REFERENCE_KERNELS = {"as_shipped": "as shipped", "every_step": "every step"}  # to hold another against: key -> label
 
 CALLS = by_key((
     Call("97", 97, 97),
@@ -117,7 +116,7 @@ def eager_baseline(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     """
     scale = options.get("scale") or q.shape[-1] ** -0.5
     if math.frexp(scale)[0] == 0.5:
-        return kernels.baseline(q, k, v, **options)
+        return presets.baseline(q, k, v, **options)
     return kernels.reference(q, k, v, precision=rounds_scores_twice(Format.of(q.dtype)), **options)
 
 
@@ -164,7 +163,7 @@ def rule_rows(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> l
         list of dicts, the rows of `rule`.
     """
     rows = []
-    for (tensor, x), own in zip(case.results(kernels.plain(kernel)).items(), truth["baseline"].tolist()):
+    for (tensor, x), own in zip(case.results(plain(kernel)).items(), truth["baseline"].tolist()):
         d, allowed = deviation(x, truth[tensor]), ALLOWED[tensor]
         row = dict(kernel=kernel, tensor=tensor, error=d.max, baseline=own, ratio=over_baseline(d.max, own))
         rows.append(row | dict(allowed=allowed, passed=d.max <= allowed * own, relative=d.relative))

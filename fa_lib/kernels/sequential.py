@@ -4,8 +4,7 @@ import math
 
 import torch
 
-from fa_lib.kernels.eager import as_many_heads
-from fa_lib.kernels.options import Keys, Outputs, Queries, Values, validate, within
+from fa_lib.kernels.options import Keys, Outputs, Queries, Values, as_many_heads, validate
 
 
 def sequential(q: Queries, k: Keys, v: Values, **options) -> Outputs:
@@ -47,13 +46,10 @@ def sequential(q: Queries, k: Keys, v: Values, **options) -> Outputs:
 
 def _added(q, k, settings):
     """Make the tensor that is added to the scores: 0, a mask's values, or -inf where a key is hidden."""
-    n_q, n_kv = q.shape[-2], k.shape[-2]
-    left, right = settings.window or (None, None)
-    inside, mask = within(n_q, n_kv, left, 0 if settings.causal else right, q.device), settings.mask
-    added = q.new_zeros(n_q, n_kv)
+    mask, added = settings.mask, q.new_zeros(q.shape[-2], k.shape[-2])
     if mask is not None:
         added = added.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else added + mask.to(q.dtype)
-    return added.masked_fill(~inside, -math.inf)
+    return added.masked_fill(~settings.inside(q, k), -math.inf)
 
 
 def _with_sink(q, k, v, added, sinks):

@@ -95,13 +95,12 @@ class Forward:
     @classmethod
     def of(cls, p: Steps, how: Algorithm, scale: float, block_kv: int) -> "Forward":
         """Choose the steps of an algorithm."""
-        last = times_last if how.scale_in_exponent or how.reciprocal else fa2_last
         if how.scale_in_exponent:
             c = p.exponent(torch.tensor(scale / LN2, dtype=torch.float64))
-            return cls(p, how, block_kv, scale, partial(folded_tile, c), last)
+            return cls(p, how, block_kv, scale, partial(folded_tile, c), times_last)
         if how.name == "fa1":
-            return cls(p, how, block_kv, 1.0, fa1_tile, fa1_last)
-        return cls(p, how, block_kv, 1.0, fa2_tile, last)
+            return cls(p, how, block_kv, 1.0, fa1_tile, lambda p, l, O: O)  # it is divided by l already
+        return cls(p, how, block_kv, 1.0, fa2_tile, times_last if how.reciprocal else fa2_last)
 
     def rows(self, q_i: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """Compute O and then the log-sum-exp, (rows, d_v + 1), of q_i (rows, head_dim), k (n_kv, head_dim) and v (n_kv,
@@ -178,11 +177,6 @@ def fa1_tile(
     PV = p.accumulator.round_(p.products.matmul(dropped(P), v))  # (rows, head_dim)
     O = p.accumulator.round_(p.accumulator.round_(O.mul_(l_old)).add_(p.accumulator.round_(PV.mul_(a_tile))))
     return m_new, l_new, p.accumulator.round_(O.div_(nonzero(l_new)))
-
-
-def fa1_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
-    """Return O (rows, d_v) as it is after the last tile: it is divided by l already."""
-    return O
 
 
 def exp_of(p: Steps, how: Algorithm) -> Callable:

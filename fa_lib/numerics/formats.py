@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, directed, nearest_in_place, nearest_into
+from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, directed, nearest_loop
 
 # The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in how
 # MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick before that.
@@ -258,22 +258,17 @@ def _nearest_of(x, out, fmt):
     if fmt.precision == 53:
         return x
     size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
-    threads = torch.get_num_threads() if size >= MANY else 1
+    loop, threads = nearest_loop(start == to), torch.get_num_threads() if size >= MANY else 1
     if threads == 1:
-        _round_at(start, to, size, fmt.grid)
+        loop(start, to, size, *fmt.grid)
         return out
-    slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), fmt.grid) for i in range(0, size, SLICE)]
+
+    def round_slice(i):
+        loop(start + 8 * i, to + 8 * i, min(SLICE, size - i), *fmt.grid)
+
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda piece: _round_at(*piece), slices))
+        list(pool.map(round_slice, range(0, size, SLICE)))
     return out
-
-
-def _round_at(start, to, count, grid):
-    """Values from the address start on, rounded, to the address `to`."""
-    if to == start:
-        nearest_in_place()(to, count, *grid)
-    else:
-        nearest_into()(start, to, count, *grid)
 
 
 def _round_torch(x, draw, fmt, mode):

@@ -27,45 +27,26 @@ def nearest(x, grid):
 
 
 # Compiled anew in each process, in a fifth of a second each: numba's cache on disk carries no checksum, and of flipped
-# bits in it some round wrongly in silence. They take addresses because making an array of a tensor takes as long as
-# rounding thousands of values. They are two because LLVM vectorises a loop from one array to another for arrays that do
-# not overlap alone: in place that one is four times slower.
+# bits in it some round wrongly in silence. It takes addresses because making an array of a tensor takes as long as
+# rounding thousands of values. It is compiled twice because LLVM vectorises a loop from one array to another for arrays
+# that do not overlap alone: in place that one is four times slower.
 GRID = [types.int64] * 3 + [types.float64] * 2  # the types of Format.grid
 C_GRID = [ctypes.c_int64] * 3 + [ctypes.c_double] * 2
 
 
 @cache
-def nearest_in_place() -> Callable:
-    """Compile the loop that rounds many values in place, without holding the GIL.
-
-    Returns:
-        A function of an address, a count and a grid's five numbers. It rounds `count` float64 values that begin at the
-        address.
-    """
-
-    @numba.cfunc(types.void(types.CPointer(types.float64), types.int64, *GRID), error_model="numpy")
-    def loop(start, count, precision, low, high, largest, over):
-        values = carray(start, count)
-        for i in range(count):
-            values[i] = nearest(values[i], (precision, low, high, largest, over))
-
-    function = loop.ctypes
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, *C_GRID]
-    return function
-
-
-@cache
-def nearest_into() -> Callable:
-    """Compile the same loop from one place to another.
+def nearest_loop(in_place: bool) -> Callable:
+    """Compile the loop that rounds many values, without holding the GIL.
 
     Returns:
         A function of two addresses, a count and a grid's five numbers. It reads `count` float64 values from the first
-        address on, and writes them rounded from the second on; these may not overlap.
+        address on, and writes them rounded from the second on; both are the same `in_place`, or they do not overlap.
     """
 
     @numba.cfunc(types.void(*[types.CPointer(types.float64)] * 2, types.int64, *GRID), error_model="numpy")
     def loop(start, to, count, precision, low, high, largest, over):
-        values, rounded = carray(start, count), carray(to, count)
+        rounded = carray(to, count)
+        values = rounded if in_place else carray(start, count)
         for i in range(count):
             rounded[i] = nearest(values[i], (precision, low, high, largest, over))
 

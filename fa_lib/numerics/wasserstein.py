@@ -61,8 +61,8 @@ def _sorted(x, space):
     return np.sort(x) if space is None else sorted_values(x, space)
 
 
-def _mean_distance(a, b, block=1 << 16):
-    total = 0.0
+def _mean_distance(a, b):
+    total, block = 0.0, 1 << 16
     for i in range(0, a.size, block):
         total += np.abs(a[i : i + block].astype(np.float64) - b[i : i + block]).sum()
     return total / a.size

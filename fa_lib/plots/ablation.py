@@ -14,7 +14,8 @@ from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, panels, styled
-from fa_lib.theory.law import VALUES_OF, bits_for
+from fa_lib.theory.carried_bits import bits_for
+from fa_lib.theory.law import VALUES_OF
 
 _COLORS = {"shipped": FLASH, "all_bf16": BASELINE}
 _MARKERS = {"fa1": "o", "fa2": "s"}
@@ -31,8 +32,8 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     distributions, figure, axes = panels(table, 4.4, 5.0)
     table = table.assign(kernel=table.start + " " + table.algorithm)
     marks = {
-        f"{start.key} {algorithm}": Mark(f"{start.label}; {algorithm}", _COLORS[start.key], marker)
-        for start in STARTS.values()
+        f"{start} {algorithm}": Mark(f"{label}; {algorithm}", _COLORS[start], marker)
+        for start, (label, *_) in STARTS.items()
         for algorithm, marker in _MARKERS.items()
     }
     for ax, distribution in zip(axes, distributions):
@@ -135,9 +136,8 @@ def references(table: pd.DataFrame, caption: str) -> Figure:
         rows, legend = times[times.distribution == distribution], "lower right" if ax is axes[0] else ""
         points(ax, rows, "times", ("against", REFERENCES), ("measure", _MEASURES), legend)
         ax.axvline(1, color=INK, lw=0.9)
-        ax.set(
-            xscale="log", xlabel="nearer than Baseline  <  error / Baseline's  >  further", title=INPUTS[distribution]
-        )
+        words = "nearer than Baseline  <  error / Baseline's  >  further"
+        ax.set(xscale="log", xlabel=words, title=INPUTS[distribution])
         log_ticks(ax.xaxis)
     title = "One kernel (torch's flash in FP16): nearer or further than Baseline depends on the reference"
     return captioned(figure, title, caption + POINTS)

@@ -1,7 +1,6 @@
 """Our figure 10: biased rounding."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -17,32 +16,15 @@ _REPEATS = ((GREY, "D"), (FLASH, "o"), (BASELINE, "s"))  # of numbers of keys, a
 _SIGN_STYLES = {"positive": (FLASH, "o"), "negative": (BASELINE, "s"), "both": (GREY, "D")}
 
 
-@dataclass(frozen=True)
-class _Style:
-    """How a cure is drawn.
-
-    Attributes:
-        color, marker, line: of matplotlib.
-        drift: whether its sum of errors is drawn (that of dynamic_8 is a thousand times larger).
-        size: of its marker; it is larger where it goes around the marker of a cure with equal results.
-    """
-
-    color: str
-    marker: str
-    line: str = "-"
-    drift: bool = True
-    size: int = 7
-
-
-_CURE_STYLES = {
-    "carried_bf16": _Style(FLASH, "o"),
-    "fast_exp": _Style(FLASH, "D", "--", size=11),
-    "carried_fp32": _Style(BASELINE, "o"),
-    "dynamic_8": _Style("#222222", "X", "-.", drift=False),
-    "dynamic_2": _Style(BASELINE, "s", "--"),
-    "stochastic": _Style(GREY, "D"),
-    "output_fp32": _Style(GREY, "v", "--"),
-    "delta_from_probs": _Style(BASELINE, "^", "--"),
+_CURE_STYLES = {  # colour, marker, line, and the size of the marker; it is larger around that of an equal result
+    "carried_bf16": (FLASH, "o", "-", 7),
+    "fast_exp": (FLASH, "D", "--", 11),
+    "carried_fp32": (BASELINE, "o", "-", 7),
+    "dynamic_8": ("#222222", "X", "-.", 7),
+    "dynamic_2": (BASELINE, "s", "--", 7),
+    "stochastic": (GREY, "D", "-", 7),
+    "output_fp32": (GREY, "v", "--", 7),
+    "delta_from_probs": (BASELINE, "^", "--", 7),
 }
 
 
@@ -64,35 +46,27 @@ def mechanism(by_repeats: pd.DataFrame, by_gap: pd.DataFrame, steps: pd.DataFram
     axes[3].set(xlabel="maximum (the other scores are N(0, 1))", ylabel="mean error of O (ulp of BF16)")
     axes[3].set_title("how far the maximum stands out; V > 0")
     axes[3].legend()
+    labels, (colors, markers) = {key: sign.label for key, sign in SIGNS.items()}, zip(*map(_SIGN_STYLES.get, SIGNS))
     seaborn.pointplot(
-        data=by_repeats.assign(sign=by_repeats.sign.map({key: sign.label for key, sign in SIGNS.items()})),
-        x="repeats",
-        y="error",
-        hue="sign",
-        hue_order=[sign.label for sign in SIGNS.values()],
-        palette=[_SIGN_STYLES[key][0] for key in SIGNS],
-        markers=[_SIGN_STYLES[key][1] for key in SIGNS],
-        errorbar=("se", 1.96),
-        capsize=0.15,
-        markersize=5,
-        linewidth=1.3,
-        ax=axes[0],
-    )
+        data=by_repeats.assign(sign=by_repeats.sign.map(labels)), x="repeats", y="error", hue="sign",
+        hue_order=list(labels.values()), palette=list(colors), markers=list(markers), errorbar=("se", 1.96),
+        capsize=0.15, markersize=5, linewidth=1.3, ax=axes[0],
+    )  # fmt: skip
     axes[0].axhline(0, color=INK, lw=0.9)
     axes[0].set(xlabel="keys that attain the row's maximum", ylabel="mean error of O (ulp of BF16)")
     axes[0].set_title("O is biased; maximum 16")
     axes[0].legend(title=None)
-    for cure, look in _CURE_STYLES.items():
+    for cure, (color, marker, line, size) in _CURE_STYLES.items():
         rows = steps[steps.cure == cure].sort_values("step")
         sums = rows.pivot(index="step", columns="run", values="delta").cumsum()
         sums.index += 1
-        if look.drift:
-            band(axes[1], sums, look.color, "", CURES[cure].label, ls=look.line)
+        if cure != "dynamic_8":  # its sum is a thousand times larger
+            band(axes[1], sums, color, "", CURES[cure].label, ls=line)
         by_run = rows.groupby("run")[["delta", "delta_rmse"]].mean()
-        shape = dict(marker=look.marker, color=look.color, mfc="none" if look.line == "--" else look.color, ls="")
+        shape = dict(marker=marker, color=color, mfc="none" if line == "--" else color, ls="")
         axes[2].plot(by_run.delta.abs(), by_run.delta_rmse, **shape, ms=4, alpha=0.4)
         mean = by_run.mean()
-        axes[2].plot(abs(mean.delta), mean.delta_rmse, **shape, ms=look.size, label=CURES[cure].label)
+        axes[2].plot(abs(mean.delta), mean.delta_rmse, **shape, ms=size, label=CURES[cure].label)
     axes[1].set(xlabel="steps", ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)")
     axes[1].set_title("delta drifts; colours as in the panel of cures")
     axes[2].set(xscale="log", yscale="log", xlabel="|bias of delta| a step", ylabel="rms error of delta", title="cures")
@@ -121,10 +95,7 @@ def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> 
     for x, words, side, shift in ends:
         ax.axvline(x, color=INK, lw=0.9, ls=":")
         ax.annotate(words, (x, -0.55), (shift, 0), textcoords="offset points", fontsize=7, ha=side)
-    ax.set(
-        xlabel="A = |sum of steps, each of length 1| / root of their number",
-        xlim=(0, None),
-        ylim=(len(labels) - 0.5, -1),
-    )
+    words = "A = |sum of steps, each of length 1| / root of their number"
+    ax.set(xlabel=words, xlim=(0, None), ylim=(len(labels) - 0.5, -1))
     title = "Flash and Baseline drift apart in no direction, as after any small nudge"
     return captioned(figure, title, caption + POINTS)

@@ -12,7 +12,7 @@ KERNELS = {  # of `experiments.microbenchmark`
 }
 
 
-def label(flash: str) -> str:
+def label_of(flash: str) -> str:
     """Return the legend of a kernel that `experiments.microbenchmark.compare` takes."""
     return "Flash, every step in the format" if flash == "tiled" else f"kernel {flash!r}"
 
@@ -25,7 +25,7 @@ def settings_caption(table: pd.DataFrame) -> str:
     """
     flash, algorithm = table.flash.iloc[0], table.algorithm.iloc[0]
     values_of = {"N": table.n, "d": table.head_dim, "B_c": table.block_kv, "M": table.get("sram"), "heads": table.heads}
-    words = [f"{label(flash)} ({algorithm})" if flash == "tiled" else label(flash)]
+    words = [label_of(flash) + (f" ({algorithm})" if flash == "tiled" else "")]
     words.append("Baseline: S, P and O written in the format, its softmax inside in FP32 where nothing else is said")
     words += [f"{name} = {span(values.unique())}" for name, values in values_of.items() if values is not None]
     words.append(f"{table.seed.nunique()} seeds")

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
-from fa_lib.plots.training import PARTING, SHORT, STYLE
+from fa_lib.plots.training import PARTING, STYLE, curve
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
@@ -32,15 +32,13 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     count = 3 if len(long) else 2
     figure, axes = plt.subplots(1, count, figsize=(3.8 * count, 3.7))
     for name in SHOWN:
-        own = rates[(rates.pair == name) & (rates.since > 0)]
-        if len(own):
-            _band(axes[0], own, "rate", name)
+        curve(axes[0], rates[(rates.pair == name) & (rates.since > 0)], "rate", name)
     axes[0].axhline(0, color=INK, lw=0.9)
     axes[0].set(xscale="symlog", xlim=(0.8, None), title="how fast the runs drift apart")
     axes[0].set_ylabel("growth of the relative L2 distance\n(its logarithm, per step)")
     ratio = predicted.assign(ratio=predicted.predicted / predicted.measured)
     for name, own in ratio.groupby("pair", sort=False):
-        _band(axes[1], own, "ratio", name)
+        curve(axes[1], own, "ratio", name)
         one_rate = (own.one_rate / own.measured).groupby(own.step).apply(lambda x: geometric(x)[0])
         axes[1].plot(one_rate, color=STYLE[name][0], ls=STYLE[name][2], lw=0.8, alpha=0.7)
     axes[1].axhline(1, color=INK, lw=0.9)
@@ -49,9 +47,7 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     log_ticks(axes[1].yaxis)
     if len(long):
         for name in ("init", "flash", "flash_small_tiles", "perturb"):
-            own = long[(long.pair == name) & (long.step > 0)]
-            if len(own):
-                _band(axes[2], own, "relative_l2", name)
+            curve(axes[2], long[(long.pair == name) & (long.step > 0)], "relative_l2", name)
         axes[2].set(xscale="log", yscale="log", ylabel="relative L2 distance")
         axes[2].set_title(f"over {long.step.max():,} steps, {long.seed.nunique()} seeds")
     for ax in axes:
@@ -61,11 +57,6 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     words = " Middle: from the distance after the first step, by the growth of nudges as far apart at each step; thin "
     words += "lines, geometric means: by one rate throughout, the nearest nudge's mean."
     return captioned(figure, _title(ratio), caption + BANDS + words)
-
-
-def _band(ax, own, column, name):
-    color, marker, line = STYLE[name]
-    band(ax, by_seed(own, "step", column), color, marker, SHORT[name], ls=line)
 
 
 def _title(ratio):
@@ -140,10 +131,8 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
     ax.set(xlabel="training iteration", ylabel="")
     title = f"Figure 8e. At the last step low precision moves the weights {last.min():.2g} to {last.max():.2g} times "
     title += f"as far as Flash: 2 to 5 times in {inside[last.name].sum() or 'none'} of {len(last)} rows"
-    words = (
-        " Framed: 2 to 5. Geometric means over seeds of the ratio of Wasserstein distances per tensor; figure 8 has "
-    )
-    words += "other measures."
+    words = " Framed: 2 to 5. Geometric means over seeds of the ratio of Wasserstein distances per tensor; figure 8 "
+    words += "has other measures."
     return captioned(figure, title, caption + words)
 
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from fa_lib.experiments.predicted import departs_from, law_of_relative, law_of_times, times_by_tiles
 from fa_lib.numerics.formats import FP16, Format
 from fa_lib.numerics.metrics import over_baseline
-from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned
-from fa_lib.plots.captions import label as label_of
+from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned, label_of
 from fa_lib.plots.recorded import NONE, by_device, caption_of, hollow, name_devices
 from fa_lib.plots.style import (
     BASELINE,
@@ -111,8 +110,8 @@ def golden_value(
                 hollow(ax, np.arange(len(formats)) + shift - 0.07, largest, color, shape, None)
                 top = np.fmax(top, largest.max(axis=1))
         for x, fmt in enumerate(formats):
-            flash, baseline = (means[kernel][fmt] for kernel in ("flash", "baseline"))
-            _say_times(ax, x + series["flash"][-1], (flash, baseline), times.loc[fmt], top[fmt])
+            ends = means["baseline"][fmt], means["flash"][fmt]
+            _say_times(ax, x + series["flash"][-1], ends, times.loc[fmt], top[fmt])
         times_of += [(fmt, times.loc[fmt].mean(), distribution) for fmt in formats if means["baseline"][fmt] > 0]
         ax.axhline(0.5, color=INK, lw=0.8, ls=":")
         format_axis(ax, formats, distribution)
@@ -126,9 +125,8 @@ def golden_value(
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
     if times_of:
         fmt, times, distribution = times_of[0]
-        where = f"on {distribution} inputs over {table.tiles.max()} tiles"
-        flash = f"Figure 4. In {fmt}, {where}, Flash is {times:.0f} × further than Baseline"
-        title = f"{flash} from the golden value"
+        title = f"Figure 4. In {fmt}, on {distribution} inputs over {table.tiles.max()} tiles, Flash is {times:.0f} × "
+        title += "further than Baseline from the golden value"
     lengths = f"Right: N = {by_tiles.n.min()} to {by_tiles.n.max()}; lines: mean over seeds, bands: min to max."
     words = f"{caption}{POINTS} Bars: from Baseline to Flash. {lengths}{caption_of(recorded)}"
     return captioned(figure, title, words)
@@ -154,14 +152,13 @@ def _against_tiles(ax, table, recorded):
     ax.legend(loc="upper left")
 
 
-def _say_times(ax, x, errors, times, top):
+def _say_times(ax, x, ends, times, top):
     """Draw a bar from Baseline to Flash, and write above `top` how many times Baseline's error Flash's is."""
-    (flash, baseline), color = errors, FLASH
-    bar = dict(lw=6, alpha=0.25, zorder=1, solid_capstyle="butt")
-    ax.plot([x, x], [max(baseline, FLOOR), flash], color=color, **bar)
+    baseline, flash = ends
+    ax.plot([x, x], [max(baseline, FLOOR), flash], color=FLASH, lw=6, alpha=0.25, zorder=1, solid_capstyle="butt")
     if baseline > 0:
         words = f"{times.mean():.1f} ×\n({times.min():.1f} to {times.max():.1f})"
-        ax.annotate(words, (x, top), (-16, 7), textcoords="offset points", color=color, fontsize=7.5)
+        ax.annotate(words, (x, top), (-16, 7), textcoords="offset points", color=FLASH, fontsize=7.5)
 
 
 @styled
@@ -232,7 +229,7 @@ def _relative(ax, table, tiles, recorded):
         ax.plot(law.index, law, color=INK, lw=1, ls="--", label=f"the law{_ends(means, law, formats[0], tiles)}")
 
 
-def _ends(measured: pd.Series, law: pd.Series, fmt: str, tiles: Mapping) -> str:
+def _ends(measured, law, fmt, tiles):
     """Say from how many tiles on the law does not hold, or "" where it always does; arguments of `departs_from`."""
     first = departs_from(measured, law, tiles)
     return "" if first is None else f"\n(more than 10 % off {fmt} from {first} tiles on)"

@@ -64,10 +64,8 @@ def fp8(offsets: pd.DataFrame, table: pd.DataFrame, published: dict, caption: st
     for offset, (color, marker) in _OFFSETS.items():
         values = by_seed(offsets[offsets.offset == offset], "spread", "relative")
         band(axes[0], values, color, marker, f"P raised by 2^{offset}")
-        errors = published[offset]
-        axes[0].plot(
-            list(errors), list(errors.values()), "x", color=INK, ms=7, label="published" if offset == 4 else None
-        )
+        label = "published" if offset == 4 else None
+        axes[0].plot(*zip(*published[offset].items()), "x", color=INK, ms=7, label=label)
     axes[0].set(yscale="log", xlabel="standard deviation of the scores", ylabel="rms error / rms of O")
     axes[0].set_title("FlashAttention-4, P in E4M3")
     axes[0].set_xticks(sorted(offsets.spread.unique()))

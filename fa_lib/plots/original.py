@@ -4,7 +4,6 @@ import math
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import POINTS, captioned
@@ -41,10 +40,11 @@ def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> F
         calls: data/gpu/calls.csv, by the same.
     """
     figure, axes = plt.subplots(1, 2, figsize=(10.6, 4.8), width_ratios=(1, 1.15))
+    table, calls = (rows.assign(shown=rows.different.clip(lower=LEAST)) for rows in (table, calls))  # on a log axis
     longest = table[table.n == table.n.max()]
     first = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "H100")]
     inputs = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
-    points(axes[0], _on_log_axis(first), "shown", ("choice", CHOICES), ("distribution", inputs), legend="upper right")
+    points(axes[0], first, "shown", ("choice", CHOICES), ("distribution", inputs), legend="upper right")
     setting = f"(BF16, N = {longest.n.max()}, head_dim 64, no mask, H100)"
     axes[0].set_title(f"each row undoes one choice of the model\n{setting}")
     model_rows, labels = _every_call(longest[longest.choice == "model"], calls)
@@ -58,17 +58,15 @@ def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> F
     kinds = model_rows.assign(kind=model_rows.distribution + " " + model_rows.gpu)
     points(axes[1], kinds, "shown", ("call", labels), ("kind", marks), legend="upper right")
     axes[1].set_title(f"the whole model, by call, inputs and GPU\n(N = {longest.n.max()} where none is named)")
+    powers = range(-6, 1)
     for ax in axes:
-        _log(ax)
-    by = ["call", "gpu", "distribution"]
-    least = 1 - model_rows.groupby([*by, "fmt"]).different.mean().max()
+        ax.set(xscale="log", xlabel="share of outputs whose bits differ", xlim=(LEAST / 1.6, 1))
+        ax.set_xticks([LEAST, *(10.0**k for k in powers)], labels=["none", "", *(f"$10^{{{k}}}$" for k in powers[1:])])
+        ax.axvspan(LEAST / 1.6, 1.6 * LEAST, color="#eeeeee", zorder=0, lw=0)
+    least = 1 - model_rows.groupby(["call", "gpu", "distribution", "fmt"]).different.mean().max()
     share = math.floor(1000 * least) / 10
     words = f"FlashAttention-2's own CUDA kernel gives the emulator's bits in at least {share:g} % of outputs"
     return captioned(figure, f"Figure 2c. {words}", caption + POINTS + ' At "none" no output differs.')
-
-
-def _on_log_axis(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(shown=table.different.clip(lower=LEAST))
 
 
 def _every_call(model: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
@@ -76,12 +74,4 @@ def _every_call(model: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame,
     words = model.fmt + ", head_dim " + model.head_dim.astype(str) + model.causal.map({True: ", causal", False: ""})
     labels = {word: word for word in sorted(words.unique())}
     labels |= {key: label for key, label in CALLS.items() if key in {*calls.call}}
-    rows_of_both = pd.concat([model.assign(call=words), calls])
-    return _on_log_axis(rows_of_both), labels
-
-
-def _log(ax: Axes) -> None:
-    ax.set(xscale="log", xlabel="share of outputs whose bits differ", xlim=(LEAST / 1.6, 1))
-    powers = range(-6, 1)
-    ax.set_xticks([LEAST, *(10.0**k for k in powers)], labels=["none", "", *(f"$10^{{{k}}}$" for k in powers[1:])])
-    ax.axvspan(LEAST / 1.6, 1.6 * LEAST, color="#eeeeee", zorder=0, lw=0)
+    return pd.concat([model.assign(call=words), calls]), labels

@@ -95,7 +95,7 @@ def overview(tables: Mapping[str, pd.DataFrame], ledger: pd.DataFrame) -> Figure
 
     Args:
         tables: of data/results, by the names in PANELS.
-        ledger: of `execution.claims.ledger`; each panel says the verdicts on its statement.
+        ledger: of `execution.ledger.ledger`; each panel says the verdicts on its statement.
     """
     figure, axes = plt.subplots(2, 3, figsize=(10.5, 5.6))
     for ax, (title, (name, statement, draw)) in zip(axes.flat, PANELS.items()):
@@ -120,7 +120,7 @@ def verdicts(ledger: pd.DataFrame, statement: str) -> tuple[str, str]:
     """Say the ledger's verdicts on a statement, and choose their colour.
 
     Args:
-        ledger: of `execution.claims.ledger`. statement: an id of data/published.csv.
+        ledger: of `execution.ledger.ledger`. statement: an id of data/published.csv.
 
     Returns:
         words: one verdict where all settings agree; else that of each kind of inputs or of each setting.

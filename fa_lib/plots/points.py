@@ -18,14 +18,9 @@ class Mark:
 
 
 def points(
-    ax: Axes,
-    table: pd.DataFrame,
-    value: str,
-    category: tuple[str, Mapping[str, str]],
-    hue: tuple[str, Mapping[str, Mark]],
-    legend: str = "",
-    dodge: bool = True,
-) -> None:
+    ax: Axes, table: pd.DataFrame, value: str, category: tuple[str, Mapping[str, str]],
+    hue: tuple[str, Mapping[str, Mark]], legend: str = "", dodge: bool = True,
+) -> None:  # fmt: skip
     """Draw values along x, in a row of the axis for each category, the first at the top.
 
     The arithmetic mean is drawn, on a logarithmic axis too: set the scale afterwards.
@@ -43,28 +38,16 @@ def points(
     kinds = {key: mark.label for key, mark in marks.items()}
     labelled = table.assign(**{column: table[column].map(labels), kind: table[kind].map(kinds)})
     common = dict(
-        data=labelled,
-        x=value,
-        y=column,
-        order=list(labels.values()),
-        hue=kind,
-        hue_order=list(kinds.values()),
-        palette=[mark.color for mark in marks.values()],
-        ax=ax,
-        legend=False,
-    )
+        data=labelled, x=value, y=column, order=list(labels.values()), hue=kind, hue_order=list(kinds.values()),
+        palette=[mark.color for mark in marks.values()], ax=ax, legend=False,
+    )  # fmt: skip
     seaborn.stripplot(**common, dodge=dodge, jitter=False, size=2.8, alpha=0.4)
     # stripplot spreads n kinds over 0.8 of a category, pointplot the outer ones over `dodge`
     seaborn.pointplot(
-        **common | dict(legend=bool(legend)),
-        dodge=0.8 * (1 - 1 / len(marks)) if dodge else False,
-        errorbar=None,
-        linestyle="none",
-        markers=[mark.marker for mark in marks.values()],
-        markersize=5.5,
-        markeredgewidth=0.5,
+        **common | dict(legend=bool(legend)), dodge=0.8 * (1 - 1 / len(marks)) if dodge else False, errorbar=None,
+        linestyle="none", markers=[mark.marker for mark in marks.values()], markersize=5.5, markeredgewidth=0.5,
         markeredgecolor="white",
-    )
+    )  # fmt: skip
     if legend:
         seaborn.move_legend(ax, legend, title=None)
     ax.set(ylabel="", ylim=(len(labels) - 0.5, -0.5))

@@ -40,9 +40,8 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
         table: of `experiments.fp8_probs.sink_cast`.
     """
     kinds = [kind for kind in _HEADS if kind in set(table.kind)]
-    figure, axes = plt.subplots(
-        2, len(kinds), figsize=(4.6 * len(kinds), 5.6), squeeze=False, sharex=True, sharey="row"
-    )
+    size = 4.6 * len(kinds), 5.6
+    figure, axes = plt.subplots(2, len(kinds), figsize=size, squeeze=False, sharex=True, sharey="row")
     for (above, below), kind in zip(axes.T, kinds):
         rows = table[table.kind == kind]
         fine = np.linspace(rows.strength.min(), rows.strength.max(), 101)
@@ -122,10 +121,8 @@ def sink_gradients(table: pd.DataFrame, caption: str) -> Figure:
         ax.set(xscale="log", yscale="log", title=words, xlabel="|sum| / sum of |terms|: the terms cancel to the left")
         ax.axhline(BF16.unit_roundoff, color=GREY, lw=0.9, ls=":")
         no_minor_ticks(ax.xaxis)
-    at = (0.01, BF16.unit_roundoff)
-    axes[0].annotate(
-        "BF16's unit roundoff", at, xycoords=("axes fraction", "data"), va="bottom", fontsize=7, color=GREY
-    )
+    look = dict(xycoords=("axes fraction", "data"), va="bottom", fontsize=7, color=GREY)
+    axes[0].annotate("BF16's unit roundoff", (0.01, BF16.unit_roundoff), **look)
     axes[0].set_ylabel("rms error over heads / rms of the gradient")
     axes[0].legend(loc="upper right")
     title = "A sink's gradient: rounding only the sum helps, but not where O was stored in BF16 before"

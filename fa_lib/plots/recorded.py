@@ -55,8 +55,6 @@ def name_devices(ax: Axes, recorded: Mapping[str, pd.DataFrame]) -> list[Line2D]
 
 def caption_of(recorded: Mapping[str, pd.DataFrame]) -> str:
     """Write the caption's words: which devices, at which N, with how many seeds; "" without devices."""
-    devices = [
-        f"{device} (N = {span(table.n.unique())}, {table.seed.nunique()} seeds)" for device, table in recorded.items()
-    ]
+    devices = [f"{name} (N = {span(rows.n.unique())}, {rows.seed.nunique()} seeds)" for name, rows in recorded.items()]
     words = f" Hollow marks: recorded on {'; '.join(devices)}: mean over seeds; min to max as a line or inside it."
     return words if devices else ""

@@ -44,20 +44,10 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
         rows = table[table.distribution == distribution]
         with _seeded():
             seaborn.stripplot(
-                data=rows.assign(kernel=rows.kernel.map(labels)),
-                x="tensor",
-                y="ratio",
-                order=tensors,
-                hue="kernel",
-                hue_order=list(labels.values()),
-                palette=[_COLORS.get(name, BASELINE) for name in labels],
-                dodge=True,
-                jitter=0.09,
-                size=3,
-                alpha=0.5,
-                legend=ax is axes[-1],
-                ax=ax,
-            )
+                data=rows.assign(kernel=rows.kernel.map(labels)), x="tensor", y="ratio", order=tensors, hue="kernel",
+                hue_order=list(labels.values()), palette=[_COLORS.get(name, BASELINE) for name in labels], dodge=True,
+                jitter=0.09, size=3, alpha=0.5, legend=ax is axes[-1], ax=ax,
+            )  # fmt: skip
         for shape, other in by_device(recorded):
             largest = other[other.distribution == distribution].groupby(["kernel", "tensor"])[["ratio"]].max()
             for i, name in enumerate(labels):

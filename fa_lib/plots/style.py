@@ -58,8 +58,7 @@ def decades(axis: Axis) -> None:
 def log_ticks(axis: Axis) -> None:
     """Label a logarithmic axis at 1, 2, 5, 10."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    plain_ticks(axis)
-    axis.set_minor_formatter(NullFormatter())
+    decades(axis)
 
 
 def panels(table: pd.DataFrame, height: float, width: float = 4.6, margin: float = 0.0):
@@ -127,14 +126,9 @@ def band(ax: Axes, values: pd.DataFrame, color: str, marker: str, label: str | N
 
 def format_axis(ax: Axes, formats: list[str], distribution: str) -> None:
     """Label the x axis with number formats and their unit roundoff."""
-    labels = [f"{fmt}\n{power(fmt)}" for fmt in formats]
+    labels = [f"{fmt}\n$2^{{-{Format.of(fmt).precision}}}$" for fmt in formats]
     ax.set(xticks=range(len(formats)), xticklabels=labels, xlim=(-0.5, len(formats) - 0.3))
     ax.set(title=INPUTS[distribution], xlabel="number format (unit roundoff u)")
-
-
-def power(fmt) -> str:
-    """Write the unit roundoff of a format as a power of two."""
-    return f"$2^{{-{Format.of(fmt).precision}}}$"
 
 
 def tile_axis(ax: Axes, tiles: list) -> None:

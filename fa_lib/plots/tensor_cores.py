@@ -1,7 +1,5 @@
 """Our figure 15: how the accumulators of tensor cores change O, over the length of the context."""
 
-from dataclasses import dataclass
-
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,31 +13,20 @@ from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, INPUTS, band
 STORED = 0.425  # u: the relative error of one rounding, root mean square (docs/law/theory.md)
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """How an accumulator is drawn, at one level of sums; named: whether its label names the level."""
-
-    unit: str
-    color: str
-    marker: str
-    level: str = "one_level"
-    line: str = "-"
-    named: bool = False
-
-
-_16_BIT = (
-    _Curve("V100", GREY, "D"),
-    _Curve("A100", BASELINE, "s"),
-    _Curve("H100", FLASH, "o"),
-    _Curve(EXACT_SUMS, INK, ".", line="--"),
+_16_BIT = (  # unit, level of sums, colour, marker, line
+    ("V100", "one_level", GREY, "D", "-"),
+    ("A100", "one_level", BASELINE, "s", "-"),
+    ("H100", "one_level", FLASH, "o", "-"),
+    (EXACT_SUMS, "one_level", INK, ".", "--"),
 )
 _FP8 = (
-    _Curve("H100", FLASH, "o", named=True),
-    _Curve("L40S", FORMATS["FP16"][0], "v", line=":", named=True),
-    _Curve("H100", FLASH, "s", "tile", "--", named=True),
-    _Curve("B200", BASELINE, "^"),
-    _Curve(EXACT_SUMS, INK, ".", line="--"),
+    ("H100", "one_level", FLASH, "o", "-"),
+    ("L40S", "one_level", FORMATS["FP16"][0], "v", ":"),
+    ("H100", "tile", FLASH, "s", "--"),
+    ("B200", "one_level", BASELINE, "^", "-"),
+    (EXACT_SUMS, "one_level", INK, ".", "--"),
 )
+_NAMED = ("H100", "L40S")  # units whose labels name the level of sums in FP8
 
 
 @styled
@@ -57,10 +44,10 @@ def contexts(table: pd.DataFrame, caption: str) -> Figure:
     columns = (("FP16", "uniform", _16_BIT), ("E4M3", "uniform", _FP8), ("E4M3", "normal", _FP8))
     for (above, below), (fmt, distribution, curves) in zip(axes.T, columns):
         rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
-        for curve in curves:
-            own = rows[(rows.unit == curve.unit) & (rows.level == curve.level)]
-            style = dict(color=curve.color, marker=curve.marker, ls=curve.line)
-            band(above, by_seed(own, "n", "relative"), label=_label(fmt, curve), **style)
+        for unit, level, color, marker, line in curves:
+            own = rows[(rows.unit == unit) & (rows.level == level)]
+            style = dict(color=color, marker=marker, ls=line)
+            band(above, by_seed(own, "n", "relative"), label=_label(fmt, unit, level), **style)
             band(below, by_seed(own.assign(bias=100 * own.bias), "n", "bias"), label=None, **style)
         above.set(xscale="log", yscale="log", title=f"{fmt}, {INPUTS[distribution]}")
         below.set(xlabel="keys")
@@ -77,11 +64,11 @@ def contexts(table: pd.DataFrame, caption: str) -> Figure:
     return captioned(figure, title, caption + BANDS)
 
 
-def _label(fmt: str, curve: _Curve) -> str:
-    if curve.unit == EXACT_SUMS:
+def _label(fmt: str, unit: str, level: str) -> str:
+    if unit == EXACT_SUMS:
         return "exact sums"
-    units = ", ".join(adders(fmt)[curve.unit])
-    return f"{units}; {LEVELS[curve.level].label}" if curve.named else units
+    units = ", ".join(adders(fmt)[unit])
+    return f"{units}; {LEVELS[level].label}" if fmt == "E4M3" and unit in _NAMED else units
 
 
 def _storing_line(ax: Axes, fmt: str) -> None:

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa_lib.kernels.shipped import torch_cpu
@@ -147,7 +148,8 @@ def divergence(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     ends = []
     for row, (machine, table) in zip(axes, tables.items()):
         for ax, (metric, words) in zip(row, metrics.items()):
-            _curves(ax, table, metric, [name for name in PARTING if name in set(table.pair)])
+            for name in PARTING:
+                curve(ax, table[(table.pair == name) & (table.step > 0)], metric, name)
             ax.set(yscale="log", xlabel="training iteration", ylabel=words)
         row[0].set_title(machine if len(tables) > 1 else "")
         row[0].legend(loc="center left", bbox_to_anchor=(0.12, 0.58), fontsize=6.5)
@@ -219,10 +221,8 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
             low, high = ax.get_xlim()
             (log_ticks if high < 100 * low else decades)(ax.xaxis)
         messages += [_in_short(ratio)]
-    spread = (
-        " At the last step. Small points: seeds; large ones: geometric mean, its 95 % interval; in brackets: least "
-    )
-    spread += "to largest seed."
+    spread = " At the last step. Small points: seeds; large ones: geometric mean, its 95 % interval; in brackets: "
+    spread += "least to largest seed."
     return captioned(figure, f"Figure 8. {messages[0]}", caption + spread)
 
 
@@ -239,20 +239,18 @@ def _spread_of(ax, y, ratios, color, marker, note=False, label=None):
     """Draw ratios, one for each seed, and their geometric mean with its 95 % interval; note: write both at the edge."""
     mean, low, high = geometric(ratios)
     ax.plot(ratios, [y] * len(ratios), marker, color=color, ms=3, alpha=0.5, mew=0)
-    ax.errorbar(
-        mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=5.5, capsize=2, lw=1, label=label
-    )
+    look = dict(fmt=marker, color=color, ms=5.5, capsize=2, lw=1, label=label)
+    ax.errorbar(mean, y, xerr=[[mean - low], [high - mean]], **look)
     if note:
         words = f"{mean:.2g} ({ratios.min():.2g} to {ratios.max():.2g})"
         ax.annotate(words, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=6.5)
 
 
-def _curves(ax, table, metric, pairs):
-    """Draw a metric over training, with the range over seeds, for each pair."""
-    for name in pairs:
-        values = by_seed(table[(table.pair == name) & (table.step > 0)], "step", metric)
-        color, marker, line = STYLE[name]
-        band(ax, values, color, marker, SHORT[name], ls=line)
+def curve(ax: Axes, rows: pd.DataFrame, column: str, pair: str) -> None:
+    """Draw a column over training, with the range over seeds, of the rows of a pair, of which there may be none."""
+    color, marker, line = STYLE[pair]
+    if len(rows):
+        band(ax, by_seed(rows, "step", column), color, marker, SHORT[pair], ls=line)
 
 
 @styled
@@ -287,9 +285,8 @@ def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], captio
         captions: of the images.
         caption: of the figure.
     """
-    figure, axes = plt.subplots(
-        len(images), len(captions), figsize=(1.45 * len(captions) + 1.6, 1.38 * len(images) + 0.9), squeeze=False
-    )
+    size = 1.45 * len(captions) + 1.6, 1.38 * len(images) + 0.9
+    figure, axes = plt.subplots(len(images), len(captions), figsize=size, squeeze=False)
     first = next(iter(images.values())).double()
     for row, (label, pictures) in zip(axes, images.items()):
         apart = (pictures.double() - first).abs().mean().item()
@@ -303,10 +300,8 @@ def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], captio
     for ax, words in zip(axes[0], captions):
         ax.set_title(_wrapped(words, 22), fontsize=7, loc="center", fontweight="normal")
     title = "Figure 8c. The models have learnt little, and every change of their training changes the pictures"
-    note = (
-        " A column has one caption and one noise. In brackets: mean difference of a pixel from the first row, of 255."
-    )
-    return captioned(figure, title, caption + note)
+    note = " A column has one caption and one noise. In brackets: mean difference of a pixel from the first row, of "
+    return captioned(figure, title, f"{caption}{note}255.")
 
 
 def _wrapped(words, width):

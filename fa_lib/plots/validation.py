@@ -39,7 +39,7 @@ def validation(
     rows = _bf16_rows(agreement)
     elsewhere = {device: own for device, table in recorded.items() if len(own := _bf16_rows(table))}
     marks = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
-    labels = {choice.key: choice.label for choice in CHOICES.values()}
+    labels = {key: label for key, (label, _) in CHOICES.items()}
     points(axes[1], rows, "different", ("choice", labels), ("distribution", marks), legend="lower left")
     for shape, table in by_device(elsewhere):
         for shift, (distribution, mark) in zip((-0.2, 0.2), marks.items()):  # as `points` has them

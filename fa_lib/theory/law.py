@@ -9,16 +9,12 @@ each line, and says where independence ends.
 """
 
 import math
-from bisect import bisect_left
-from dataclasses import replace
-from numbers import Real
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import Format, FormatLike
+from fa_lib.numerics.formats import FormatLike
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.rounding_counts import VALUES, accepted_kernel, is_count, roundings
 
@@ -141,121 +137,3 @@ def largest_over_baseline(
         return largest(count, terms, widths)
 
     return error(precision, algorithm) / error(Precision.materialized(stored), "baseline")
-
-
-def bits(stored: FormatLike, *, tiles: int, values: str = "one_sign", algorithm: str = "fa2") -> float:
-    """Compute with how many significant bits O and l must be carried for carrying to make an error as large as storing
-    the answer does: the stored bits and about half of log2(tiles) more.
-
-    Args:
-        stored: the format that the answer is stored in.
-        tiles, values, algorithm: as `expected`.
-    """
-    return Format.of(stored).precision + 0.5 * math.log2(roundings(tiles, algorithm, values).carried())
-
-
-def bits_for(times: float, stored: FormatLike, **options) -> float:
-    """Compute with how many significant bits of O and l the largest error of a kernel as shipped is `times` Baseline's.
-
-    Args:
-        times: the kernel's largest error over Baseline's.
-        stored: the format of Baseline.
-        options: as `largest_over_baseline`: tiles, algorithm (default "fa2"), values, count, block_kv.
-    """
-    of_flash: dict[str, Any] = dict(algorithm="fa2") | options
-
-    def over(count):
-        fmt = Format.of((8, count))
-        precision = replace(Precision.kernel(stored), accumulator=fmt, row_sum=fmt)
-        return math.log2(largest_over_baseline(precision, stored, **of_flash))
-
-    counts, limit = range(2, 25), math.log2(times)  # halved, since the error falls with every bit
-    enough = bisect_left(counts, -limit, key=lambda count: -over(count))
-    neighbours = counts[max(0, enough - 1) : enough + 1]
-    return float(np.interp(-limit, [-over(count) for count in neighbours], neighbours))
-
-
-def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
-    """Compute the relative root mean square error of a running sum of positive terms whose roundings repeat.
-
-    Within one binade of the sum, terms that hardly differ are cut at the same place of the grid, so that their errors
-    have one sign and add up. Terms that differ by a standard deviation of s ulp of the sum dither the rounding: of the
-    error's k-th harmonic, of amplitude 1 / (pi k) ulp, exp(-2 pi^2 k^2 s^2) is left.
-
-    Args:
-        fmt: of the sum.
-        tiles: number of terms.
-        spread: the terms' standard deviation over their mean.
-
-    Raises:
-        ValueError: an argument is none of those accepted.
-    """
-    accepted_kernel("fa2", "one_sign", tiles)
-    if not (isinstance(spread, Real) and 0 <= spread < math.inf):
-        raise ValueError(f"spread: got {spread!r}; accepted is a number from 0")
-    u, k = Format.of(fmt).unit_roundoff, np.arange(1, 200)
-    total = []
-    for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade
-        t = np.arange(2, tiles + 1)
-        ulp, terms = np.unique(2 * u * 2.0 ** np.floor(np.log2(first * t)), return_counts=True)  # of each binade
-        s = spread * first / ulp  # (binades,)
-        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (binades, harmonics)
-        sums = amplitude * terms[:, None]  # a harmonic's error has one phase within a binade
-        total.append(0.5 * np.sum(np.square(sums)) / (first * tiles) ** 2)
-    return math.sqrt(np.mean(total))
-
-
-def bound(
-    precision: Precision, *, tiles: int, algorithm: str = "fa2", rise: float = 0.0, keys: int = 0, failure: float = 0.0
-) -> float:
-    """Bound the forward error of online softmax: |O - golden| <= bound * sum_j P_j |v_j|, for any inputs.
-
-    Only the accumulator, the row sum and the factors round here (P is taken as exact), and nothing underflows.
-
-    Args:
-        precision: its formats accumulator, row_sum and factors count.
-        tiles: number of tiles of keys.
-        algorithm: "fa1" or "fa2".
-        rise: the most that scores of one row differ; the factors' exponents add up to no more.
-        keys: of a row, for the probabilistic bound of one output, which must hold for all of them at once; for all
-            outputs of a call, times their number.
-        failure: 0 for the deterministic bound, where n roundings make gamma_n; a probability for the bound that fails
-            no more often, if rounding errors are independent with mean zero: n roundings then make about sqrt(n).
-
-    Returns:
-        The factor; infinity where the bound says nothing.
-
-    Raises:
-        ValueError: the algorithm is neither, or tiles is no whole number from 1.
-    """
-    if algorithm not in ("fa1", "fa2"):
-        raise ValueError(f"algorithm: got {algorithm!r}; accepted are fa1, fa2")
-    accepted_kernel(algorithm, "one_sign", tiles)
-    u = {step: getattr(precision, step).unit_roundoff for step in ("accumulator", "row_sum", "factors")}
-    rescales = tiles if rise else 0
-    # roundings of a term on its way into O, into l, and into both alike: those change the weights of keys
-    if algorithm == "fa1":
-        of_o, of_l, alike, factors, rises = 3 * tiles + 1, tiles + 2, rescales, 2 * rescales, 2 * rise
-    else:
-        of_o, of_l, alike, factors, rises = tiles + 1 + rescales, tiles + rescales, 0, rescales, rise
-    products = 4 * max(keys, 1)  # a key's: into O, into l, into both, and of factors
-    strength = math.sqrt(2 * math.log(2 * products / failure)) / (1 - max(u.values())) if failure else None
-    sums = (1 + gamma(of_o, u["accumulator"], strength)) * (1 + gamma(of_l, u["row_sum"], strength)) - 1
-    scale = (1 + gamma(alike, u["row_sum"], strength)) * (1 + gamma(factors, u["factors"], strength))
-    weights = scale * math.exp(rises * u["factors"]) - 1
-    return sums * (1 + weights) ** 2 + 2 * weights * (1 + weights)
-
-
-def gamma(n: int, u: float, strength: float | None = None) -> float:
-    """Bound how much n factors 1 + delta, |delta| <= u, change a product, relatively.
-
-    Args:
-        n: number of factors.
-        u: the bound of each delta.
-        strength: None for the bound that always holds, n u / (1 - n u); or lambda, for the bound that holds with
-            probability 1 - 2 exp(-lambda^2 (1 - u)^2 / 2) (Higham and Mary 2019, theorem 2.4), where that is less.
-    """
-    certain = n * u / (1 - n * u) if n * u < 1 else math.inf
-    if strength is None:
-        return certain
-    return min(certain, float(special.expm1(strength * math.sqrt(n) * u + n * u**2 / (1 - u))))

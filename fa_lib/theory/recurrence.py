@@ -5,14 +5,17 @@ what a row's tiles add to l and to O, and carries both from tile to tile with th
 repeat, ties, and an O / l near a power of two count as they are. Nothing of Q, K and V matters but these sums.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import Format, FormatLike
 from fa_lib.theory.rounding_counts import accepted_kernel
 
 
@@ -116,3 +119,33 @@ def simulated(
     exact = golden(of)
     error = carried(of, precision, algorithm) - exact
     return (error.square().mean() / exact.square().mean()).sqrt().item()
+
+
+def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
+    """Compute the relative root mean square error of a running sum of positive terms whose roundings repeat.
+
+    Within one binade of the sum, terms that hardly differ are cut at the same place of the grid, so that their errors
+    have one sign and add up. Terms that differ by a standard deviation of s ulp of the sum dither the rounding: of the
+    error's k-th harmonic, of amplitude 1 / (pi k) ulp, exp(-2 pi^2 k^2 s^2) is left.
+
+    Args:
+        fmt: of the sum.
+        tiles: number of terms.
+        spread: the terms' standard deviation over their mean.
+
+    Raises:
+        ValueError: an argument is none of those accepted.
+    """
+    accepted_kernel("fa2", "one_sign", tiles)
+    if not (isinstance(spread, Real) and 0 <= spread < math.inf):
+        raise ValueError(f"spread: got {spread!r}; accepted is a number from 0")
+    u, k = Format.of(fmt).unit_roundoff, np.arange(1, 200)
+    total = []
+    for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade
+        t = np.arange(2, tiles + 1)
+        ulp, terms = np.unique(2 * u * 2.0 ** np.floor(np.log2(first * t)), return_counts=True)  # of each binade
+        s = spread * first / ulp  # (binades,)
+        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (binades, harmonics)
+        sums = amplitude * terms[:, None]  # a harmonic's error has one phase within a binade
+        total.append(0.5 * np.sum(np.square(sums)) / (first * tiles) ** 2)
+    return math.sqrt(np.mean(total))

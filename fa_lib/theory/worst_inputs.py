@@ -10,7 +10,8 @@ from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP64, Format, FormatLike
-from fa_lib.theory.law import bound, expected
+from fa_lib.theory.bounds import bound
+from fa_lib.theory.law import expected
 
 SPREAD = 1.0  # the most that scores differ
 

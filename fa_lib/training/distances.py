@@ -155,16 +155,16 @@ def at_end(table: pd.DataFrame, metric: str) -> pd.Series:
     return table[table.step == table.step.max()].set_index(["pair", "seed"])[metric]
 
 
-def less_by_step(table: pd.DataFrame, metric: str = "relative_wasserstein") -> pd.DataFrame:
+def less_by_step(table: pd.DataFrame) -> pd.DataFrame:
     """Compute how many times less than low precision Flash moves the weights, at each checkpoint.
 
     Args:
-        table: of `study.study`: pair, seed, step, and the metric's column.
+        table: of `study.study`.
 
     Returns:
         DataFrame: pair (of LOW_PRECISION), seed, step, ratio.
     """
-    distance = table[table.step > 0].set_index(["seed", "step", "pair"])[metric]
+    distance = table[table.step > 0].set_index(["seed", "step", "pair"]).relative_wasserstein
     return _over_flash(distance).stack().rename("ratio").reset_index()
 
 

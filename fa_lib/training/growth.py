@@ -14,20 +14,20 @@ from fa_lib.numerics.confidence import interval
 from fa_lib.training.arm import PAIRS
 
 
-def rates(table: pd.DataFrame, metric: str = "relative_l2") -> pd.DataFrame:
-    """Compute how fast a distance grows per step, from each checkpoint to the next: finite-time Lyapunov exponents.
+def rates(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute how fast the relative L2 distance grows per step, from each checkpoint to the next: finite-time Lyapunov
+    exponents.
 
     Args:
         table: of `study.study`.
-        metric: the column of the distance.
 
     Returns:
         DataFrame: pair, seed, since, step, rate: log(distance(step) / distance(since)) / (step - since). Where a
         distance is 0 there is no row.
     """
     rows = []
-    for (pair, seed), group in table[table[metric] > 0].groupby(["pair", "seed"], sort=False):
-        steps, logs = group.step.to_numpy(), np.log(group[metric].to_numpy())
+    for (pair, seed), group in table[table.relative_l2 > 0].groupby(["pair", "seed"], sort=False):
+        steps, logs = group.step.to_numpy(), np.log(group.relative_l2.to_numpy())
         slopes = np.diff(logs) / np.diff(steps)
         rows += [dict(pair=pair, seed=seed, since=s, step=t, rate=r) for s, t, r in zip(steps, steps[1:], slopes)]
     return pd.DataFrame(rows, columns=["pair", "seed", "since", "step", "rate"])

@@ -155,18 +155,18 @@ def noised(
 
 
 @torch.no_grad()
-def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 25) -> torch.Tensor:
-    """Draw images with a trained model.
+def sample(model: TextToImage, captions: Sequence[str], seed: int) -> torch.Tensor:
+    """Draw images with a trained model, in 25 steps.
 
     Args:
         model: the trained model. captions: n texts.
-        seed: of the noise that the images are made from. steps: of the sampler.
+        seed: of the noise that the images are made from.
 
     Returns:
         uint8 (n, 3, size, size), on the CPU.
     """
     schedule, size = scheduler(model.config.noise), model.config.image_size
-    schedule.set_timesteps(steps)
+    schedule.set_timesteps(25)
     device = next(model.parameters()).device
     x = torch.randn(len(captions), 3, size, size, generator=generator(seed)).to(device)
     tokens = model.tokens(captions).to(device)

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from tqdm import tqdm
 
 from fa_lib import kernels
-from fa_lib.execution import files
+from fa_lib.execution import files, folder_lock
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.training import data, nonfinite
 from fa_lib.training.config import OPTIMIZERS, PRECISIONS, Config, RunSpec
@@ -144,7 +144,7 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
     with repeatable(spec.device):
         run = Run(spec, settings, folder)
         images, captions = data.shapes(spec.config.images, spec.config.image_size, spec.seed)
-        with files.locked_folder(folder):
+        with folder_lock.locked_folder(folder):
             if result := finished(folder, settings):  # by the process that held it
                 return result
             run.resume()

@@ -14,8 +14,9 @@ from fa_lib import kernels
 from fa_lib.execution.fingerprint import digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
+from fa_lib.kernels.eager import unfused
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
-from fa_lib.training.config import PRECISIONS, Config, RunSpec
+from fa_lib.training.config import Config, RunSpec
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.model import TextToImage, noised, sample
 from fa_lib.training.run import check_kernel, repeatable, settings_of, train
@@ -112,40 +113,40 @@ def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
     ]
 
 
-def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: int = 0) -> dict[str, torch.Tensor]:
+def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config) -> dict[str, torch.Tensor]:
     """Let trained models draw images, all from the same captions and noise, with Baseline in FP32.
 
     Args:
         runs: rows of the study's runs, one for each arm.
-        captions: of the images. config: of the models. seed: of the noise.
+        captions: of the images. config: of the models.
 
     Returns:
         dict of arm -> uint8 (len(captions), 3, size, size).
     """
-    model, out = TextToImage(config, kernels.unfused, 0), {}
+    model, out = TextToImage(config, unfused, 0), {}
     for row in runs.itertuples():
         tensors = load_weights(max(Path(row.at).glob("weights-*.safetensors")))
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(tensors[name])
-        out[row.arm] = sample(model, captions, seed)
+        out[row.arm] = sample(model, captions, seed=0)
     return out
 
 
-def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precision: str = "bf16-mixed",
-           repeats: int = 30, device: str = "cpu") -> pd.DataFrame:  # fmt: skip
-    """Time forward + backward passes of the model, kernels in turn.
+def timing(
+    config: Config, names: Sequence[str] = ("unfused", "flash"), repeats: int = 30, device: str = "cpu"
+) -> pd.DataFrame:
+    """Time forward + backward passes of the model in BF16, kernels in turn.
 
     Args:
-        config: of the model. names: of the kernels, for `kernels.get`. precision: a key of PRECISIONS.
+        config: of the model. names: of the kernels, for `kernels.get`.
         repeats: passes for each kernel. device: "cpu" or "cuda".
 
     Returns:
         DataFrame: kernel, repeat, seconds. On a CPU they are CPU seconds of one thread, so that other programs do not
         count.
     """
-    dtype, rows = PRECISIONS[precision], []
-    models = {name: TextToImage(config, kernels.get(name), 0).to(device) for name in names}
+    models, rows = {name: TextToImage(config, kernels.get(name), 0).to(device) for name in names}, []
     images = torch.randint(256, (config.batch, 3, config.image_size, config.image_size), dtype=torch.uint8)
     noisy, timesteps, velocity = (x.to(device) for x in noised(images, 0, 0))
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -156,7 +157,7 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
                 tokens = model.tokens(["small red circle top left"] * config.batch).to(device)
                 wait()
                 start = clock()
-                with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+                with torch.autocast(device, dtype=torch.bfloat16):
                     loss = (model(noisy, timesteps, tokens).float() - velocity).square().mean()
                 loss.backward()
                 wait()

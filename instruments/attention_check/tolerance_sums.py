@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fa_lib.numerics.formats import FP64, Format
-from fa_lib.theory.law import repeated
+from fa_lib.theory.recurrence import repeated
 
-DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundings (`theory.law.repeated`)
+DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundings (`theory.repeated`)
 
 
 def weighted_values(A: Tensor, v: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from attention_check.probe.capture import Capture
 from attention_check.probe.probe import Probe
 from fa_lib import sweep
-from fa_lib.execution.files import locked_folder, replacing
+from fa_lib.execution.files import replacing
+from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import ROOT
 
 CALLS = []

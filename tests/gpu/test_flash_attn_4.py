@@ -5,7 +5,7 @@ import torch
 
 from attention_gallery.flash_attn_4 import compiled, fa4
 from fa_lib.kernels import baseline, tiled
-from fa_lib.kernels.shipped import fa4_cuda, fa4_hopper
+from fa_lib.kernels.shipped_newer import fa4_cuda, fa4_hopper
 from ptx_machine.device import GPU
 
 EMULATED = {"H100": fa4_hopper, "B200": fa4_cuda}

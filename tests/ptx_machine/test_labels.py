@@ -13,7 +13,7 @@ from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
-FLASH = "fa_lib.kernels.flash:flash"
+FLASH = "fa_lib.kernels.compiled:flash"
 INNER = re.compile(r"gpu[.:]on:|attention_check\.gpu", re.IGNORECASE)
 
 
@@ -36,7 +36,7 @@ def test_a_text_is_read_once_and_the_kernel_says_its_key_and_its_label(name, wor
 def test_a_page_its_files_and_its_record_name_the_kernel_and_the_gpu(tmp_path):
     report = reports.check_kernel(KernelRef.of(FLASH, "A100"), TINY, tmp_path)
     page = report.page.read_text()
-    assert report.page.name == "fa_lib.kernels.flash_flash_on_A100.html"
+    assert report.page.name == "fa_lib.kernels.compiled_flash_on_A100.html"
     assert f"{FLASH} on A100" in page and not INNER.search(page)
     assert report.record["label"] == f"{FLASH} on A100"
     assert Judgement.of(report.record).subject == KernelRef.of(FLASH, "A100").key

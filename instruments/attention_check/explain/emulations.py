@@ -12,8 +12,9 @@ from attention_check.measure.mistakes import explained_share
 from attention_check.measure.split_keys import in_splits
 from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.exponentials import fast_exp, polynomial_exp
+from fa_lib.kernels.exponentials import fast_exp
 from fa_lib.kernels.options import within
+from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ScoresRoundedBeforeScale
 from fa_lib.kernels.tiling import Tiling

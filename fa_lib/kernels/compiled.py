@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 
 from fa_lib.execution.lookup import lookup
-from fa_lib.kernels.options import CallOptions, Keys, Outputs, Queries, Values, validate, within
+from fa_lib.kernels.options import CallOptions, Keys, Outputs, Queries, Values, validate
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 
 
@@ -35,15 +34,15 @@ def flash(q: Queries, k: Keys, v: Values, *, backend: str = "torch", **options) 
         ValueError: an argument does not fit, the backend's name is unknown, or it lacks what is asked for.
         RuntimeError: the kernel cannot run here or on these inputs; what is missing is in the message.
     """
-    lookup("backend", backend, BACKENDS)
+    lacks, run = lookup("backend", backend, BACKENDS)
     settings = CallOptions.of(**options)
-    for name in BACKENDS[backend].lacks:
+    for name in lacks:
         value = getattr(settings, name)
         if isinstance(value, Tensor) or value:
             shown = "a tensor" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"{name}: got {shown}; the kernel {backend!r} has none: use 'tiled'")
     validate(q, k, v, **options)
-    return BACKENDS[backend].run(q, k, v, settings)
+    return run(q, k, v, settings)
 
 
 def refusal(backend: str = "torch", fmt: FormatLike = BF16, device: str = "cpu") -> str:
@@ -101,8 +100,7 @@ def _sdpa_mask(q, k, settings):
     mask, (lead, n_q, n_kv) = settings.mask, (q.shape[:-2], q.shape[-2], k.shape[-2])
     own_causal = settings.causal and n_q == n_kv and mask is None and settings.window is None
     if settings.window is not None or (settings.causal and not own_causal):
-        left, right = settings.window or (None, None)
-        visible = within(n_q, n_kv, left, 0 if settings.causal else right, q.device)  # (n_q, n_kv)
+        visible = settings.inside(q, k)  # (n_q, n_kv)
         if mask is None or mask.dtype == torch.bool:
             mask = visible if mask is None else mask & visible
         else:
@@ -147,23 +145,11 @@ def _flash_attn(q, k, v, settings):
     return o.transpose(1, 2).reshape(*q.shape[:-1], v.shape[-1])
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A kernel of `flash`.
-
-    Attributes:
-        lacks: names of the options of `options.CallOptions` that it does not have.
-        run: the function, run(q, k, v, settings) -> o, on tensors as `flash` takes them; settings is an CallOptions.
-    """
-
-    lacks: tuple[str, ...]
-    run: Callable[[Tensor, Tensor, Tensor, CallOptions], Tensor]
-
-
 _TORCH_LACKS = ("dropout_p", "softcap", "sinks")
-BACKENDS = {
-    "torch": Backend(_TORCH_LACKS, _torch),
-    "torch:FA3": Backend(_TORCH_LACKS, partial(_registered, "FA3")),
-    "torch:FA4": Backend(_TORCH_LACKS, partial(_registered, "FA4")),
-    "flash_attn": Backend(("dropout_p", "mask", "sinks"), _flash_attn),
+BACKENDS: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
+    # -> the options of `options.CallOptions` that it lacks, and run(q, k, v, settings) -> o, settings a CallOptions
+    "torch": (_TORCH_LACKS, _torch),
+    "torch:FA3": (_TORCH_LACKS, partial(_registered, "FA3")),
+    "torch:FA4": (_TORCH_LACKS, partial(_registered, "FA4")),
+    "flash_attn": (("dropout_p", "mask", "sinks"), _flash_attn),
 }
