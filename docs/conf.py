@@ -1,5 +1,6 @@
 """The site: `make docs` builds it from docs/, from docstrings, and from the notebooks as `make figures` ran them."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -38,6 +39,21 @@ for committed in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
     nbformat.write(notebook, shown)
 
 
+def ledger() -> str:
+    """Return the ledger's tables."""
+    from fa_lib.execution.ledger import ledger, sections
+
+    return sections(ledger())
+
+
+INSERTED = {"ledger": ledger}  # what a page says that the site inserts -> a function that makes its Markdown
+
+
+def inserted(app, docname, source):
+    """Put generated tables into the pages that name them; the repository has their data alone."""
+    source[0] = re.sub(r"<!-- the site inserts: (\w+) -->", lambda match: INSERTED[match[1]](), source[0])
+
+
 def bars(app, what, name, obj, options, lines):
     """|x| is a magnitude in a docstring, and a substitution in reStructuredText."""
     lines[:] = [line.replace("|", "\\|") for line in lines]
@@ -54,4 +70,5 @@ def linked(app, docname, source):
 
 def setup(app):
     app.connect("autodoc-process-docstring", bars)
+    app.connect("source-read", inserted)
     app.connect("source-read", linked)

@@ -261,14 +261,14 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     assert refused.returncode == 2 and "publish: not committed: README.md; accepted is a clean tree" in refused.stderr
     assert not (tmp_path / "figures").exists() and not [*(tmp_path / "data/results").iterdir()]
     (tmp_path / "README.md").write_text(readme)
-    (tmp_path / "docs/paper/ledger.md").write_text("what publish writes itself is no reason")
+    (tmp_path / "data/ledger.csv").write_text("what publish writes itself is no reason")
     (tmp_path / "build/data/results/03_golden_value.csv").write_text("")
     published = make(tmp_path, "publish")
     assert published.returncode == 0, published.stderr
     assert "02_precision.ipynb is up to date" in published.stdout
     assert "03_golden_value.ipynb at scale paper" in published.stdout
     assert (tmp_path / "figures/figure3_precision.png").exists()
-    assert "N = 128" in (tmp_path / "docs/paper/ledger.md").read_text()
+    assert "N = 128" in (tmp_path / "data/ledger.csv").read_text()
     page = (tmp_path / "docs/paper/claims.md").read_text()
     (tmp_path / "build/figures/figure3_precision.png").unlink()
     refused = publish(tmp_path)

@@ -89,7 +89,7 @@ def test_published_statements_are_whole():
 def test_pages_hold_the_ledger_as_it_is():
     text = ledger.PAPER.read_text()
     assert ledger.with_headlines(text, ledger.ledger()) == text, "stale: run `make claims`"
-    assert ledger.LEDGER.read_text() == ledger.page(ledger.ledger()), "stale: run `make claims`"
+    assert ledger.LEDGER.read_text() == ledger.rows(ledger.ledger()), "stale: run `make claims`"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The ledger's tables and pages: each published statement joined with what the notebooks got, and the verdict.
 
-`fa-lib dev claims` prints it; docs/paper/ledger.md and docs/paper/claims.md hold it.
+`fa-lib dev claims` prints it; data/ledger.csv has its rows, docs/paper/claims.md its headlines, and the site all of it.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import RESULTS, ROOT
 
 BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
-LEDGER, PAPER = ROOT / "docs" / "paper" / "ledger.md", ROOT / "docs" / "paper" / "claims.md"
+LEDGER, PAPER = ROOT / "data" / "ledger.csv", ROOT / "docs" / "paper" / "claims.md"
 HEADLINES = (  # of docs/paper/claims.md
     "fig4-ten-times", "fig5a-max-grows", "fig6b-square-same", "fig6b-square-rows", "fig9-rescale",
     "fig7-wasserstein-grows", "fig8-low-precision", "fig8-faster-gpu", "fa3-times", "fa4-fp8-offset-8", "law",
@@ -130,17 +130,23 @@ def with_headlines(text: str, table: pd.DataFrame) -> str:
     return renewed(text, BEGIN, END, headlines(table), PAPER.name)
 
 
-def page(table: pd.DataFrame) -> str:
-    """Write the text of docs/paper/ledger.md from a `ledger`: the page's own beginning, then for each paper a summary
-    and every setting's numbers."""
-    parts = [LEDGER.read_text().partition("\n## ")[0].rstrip("\n")]
-    for paper, rows in table.groupby("paper", sort=False):
-        parts += [f"## {PAPERS[paper]}", summary(rows), "### Every setting, with its numbers", markdown(rows)]
+def rows(table: pd.DataFrame) -> str:
+    """Write a `ledger` as data/ledger.csv has it, a line a setting."""
+    accepted = [_published(row)[1] for row in table.itertuples()]
+    names = ["figure", "paper", "statement", "quantity", "published", "accepted", "setting", "mean", "first", "last"]
+    return table.assign(accepted=accepted)[[*names, "seeds", "verdict"]].to_csv(index=False, float_format="%.5g")
+
+
+def sections(table: pd.DataFrame) -> str:
+    """Write a `ledger` as the site's page of it does: for each paper a summary and every setting's numbers."""
+    parts = []
+    for paper, statements in table.groupby("paper", sort=False):
+        parts += [f"## {PAPERS[paper]}", summary(statements), "### Every setting, with its numbers", markdown(statements)]
     return "\n\n".join(parts) + "\n"
 
 
 def renew(table: pd.DataFrame) -> None:
-    """Write a `ledger` into docs/paper/ledger.md and claims.md of the checkout; each file is whole or as it was."""
-    for file, text in ((LEDGER, page(table)), (PAPER, with_headlines(PAPER.read_text(), table))):
+    """Write a `ledger` into data/ledger.csv and docs/paper/claims.md of the checkout; each is whole or as it was."""
+    for file, text in ((LEDGER, rows(table)), (PAPER, with_headlines(PAPER.read_text(), table))):
         with replacing(file) as path:
             path.write_text(text)
