@@ -1,5 +1,7 @@
 """The site: `make docs` builds it from docs/, from docstrings, and from the notebooks as `make figures` ran them."""
 
+import csv
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -46,7 +48,24 @@ def ledger() -> str:
     return sections(ledger())
 
 
-INSERTED = {"ledger": ledger}  # what a page says that the site inserts -> a function that makes its Markdown
+def columns() -> str:
+    """Return data/columns.csv as a section for each notebook and folder."""
+    with open(ROOT / "data" / "columns.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    parts = []
+    for section, group in itertools.groupby(rows, key=lambda row: row["section"]):
+        parts.append(f"## {section}")
+        for is_column, lines in itertools.groupby(group, key=lambda row: row["column"] != ""):
+            if is_column:
+                head = ["| column | table(s) | meaning, unit |", "|---|---|---|"]
+                cells = ([row[name].replace("|", "\\|") for name in ("column", "table", "meaning")] for row in lines)
+                parts.append("\n".join([*head, *(f"| {' | '.join(each)} |" for each in cells)]))
+            else:
+                parts += [row["meaning"] for row in lines]
+    return "\n\n".join(parts)
+
+
+INSERTED = {"ledger": ledger, "columns": columns}  # what a page says that the site inserts -> a function that makes its Markdown
 
 
 def inserted(app, docname, source):
