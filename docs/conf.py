@@ -11,7 +11,7 @@ import nbformat
 ROOT = Path(__file__).parent.parent
 EXECUTED, SHOWN = ROOT / "build", ROOT / "docs" / "notebooks"  # git ignores the second
 
-project = "Is my attention kernel numerically safe?"
+project = "Is Flash Attention stable?"
 author = "The fa_lib authors"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "jupyter_execute"]
@@ -65,7 +65,7 @@ def columns() -> str:
     return "\n\n".join(parts)
 
 
-INSERTED = {"ledger": ledger, "columns": columns}  # what a page says that the site inserts -> a function that makes its Markdown
+INSERTED = {"ledger": ledger, "columns": columns}  # the site inserts: a word -> a function that makes its Markdown
 
 
 def inserted(app, docname, source):
