@@ -40,9 +40,8 @@ def save(
         parameters: name -> value that the table was made with, for the provenance.
         table: tidy pandas.DataFrame.
         claims: rows of `claims.claim`.
-        figures: name -> matplotlib Figure, written as PNG and SVG; None is left out.
-        more: name -> further table, written as <notebook>.<name>.csv, or dataclasses, written as
-            <notebook>.<name>.json: the findings of a judgement.
+        figures: name -> matplotlib Figure, written as PNG and SVG.
+        more: name -> further table, written as <notebook>.<name>.csv, or dataclasses, as <notebook>.<name>.json.
         pool: the executor of `pools.workers`; the devices of its jobs go to the provenance.
     """
     if not out:
@@ -59,8 +58,7 @@ def save(
         _write_table(results / f"{name}.claims.csv", pd.DataFrame(claims), 6)
     _write_json(results / f"{name}.provenance.json", provenance(parameters, pool))
     for figure_name, figure in dict(figures).items():
-        if figure is not None:
-            save_figure(figure, Path(out) / "figures" / figure_name)
+        save_figure(figure, Path(out) / "figures" / figure_name)
 
 
 def _write_table(path, table, digits):

@@ -127,8 +127,7 @@ class Format:
         return (self.precision, *self.quantum_limits, self.max, math.inf if self.has_inf else self.max)
 
     def __call__(self, x):
-        """Round x to this format: a float64 tensor, as `round_to` does, or a number or numpy array, which gives numpy's
-        float64 of its shape."""
+        """Round x: a float64 tensor as `round_to` does, a number or numpy array to numpy's float64 of its shape."""
         if isinstance(x, Tensor):
             return round_to(x, self)
         return round_to(torch.from_numpy(np.array(x, dtype=np.float64)), self).numpy()[()]
