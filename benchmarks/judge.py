@@ -1,5 +1,6 @@
 """How good is our judge of attention kernels? It judges mutants and right kernels of two sets, and so do two others:
-`make mutants` writes the score into docs/reference/mutants.md, `make mutants-quick` prints that of one seed."""
+`make mutants` writes the score into docs/reference/mutants.md and each kernel's line into data/mutants.csv,
+`make mutants-quick` prints those of one seed."""
 
 import argparse
 import os
@@ -18,7 +19,7 @@ from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 
-PAGE = ROOT / "docs" / "reference" / "mutants.md"
+PAGE, KERNELS = ROOT / "docs" / "reference" / "mutants.md", ROOT / "data" / "mutants.csv"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 SKELETON = next(each.name for each in mutants.CONTROLS if each.key == "fa2")
 SEEDS = 20
@@ -77,18 +78,19 @@ def table(head, lines) -> str:
     return "\n".join(f"| {' | '.join(map(str, each))} |" for each in (head, ["---"] * len(head), *lines))
 
 
-def by_kernel(rows: pd.DataFrame, gallery) -> str:
-    """A line for each kernel: at how many seeds it fails by each judge, and by what ours does."""
+def by_kernel(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each kernel: at how many seeds it fails by each judge, and by what ours does."""
     lines = []
-    for each in _judged(rows, gallery):
-        own = rows[rows.kernel == each.name]
-        count, source = alarms(own), f" ({linked(each.source)})" if each.source else ""
-        told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
-        ours = [count["ours"], ", ".join(named(own.fails)), told]
-        others = [*(count.get(judge, "") for judge in JUDGES), UNASKED.get(each.key, "")]
-        lines.append([f"`{each.key}`", each.defect + source, *ours, *others])
-    head = ["kernel", "defect", "ours", "by", "reported only", "`assert_close`", "rule of two"]
-    return table([*head, "it takes, and these two do not ask for"], lines)
+    for of in (FIRST, SECOND):
+        for each in _judged(rows, of.every):
+            own = rows[rows.kernel == each.name]
+            count, kind = alarms(own), "right kernel" if each in of.controls else "mutant"
+            told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
+            ours = dict(ours=count["ours"], by=", ".join(named(own.fails)), reported=told)
+            others = {judge: count.get(judge, "") for judge in JUDGES} | dict(needs=UNASKED.get(each.key, ""))
+            about = dict(set=of.name, kind=kind, kernel=each.key, defect=each.defect, source=each.source)
+            lines.append(about | ours | others)
+    return pd.DataFrame(lines)
 
 
 def _judged(rows, gallery):
@@ -100,14 +102,6 @@ def named(findings) -> list[str]:
     """Of lists of findings: each once, the most frequent first."""
     every = [f"{what}: {of}" if of else what for each in findings for what, of, _ in each]
     return list(pd.Series(every, dtype=object).value_counts().index)
-
-
-def linked(source: str) -> str:
-    """A source as Markdown has it."""
-    if source.startswith("arXiv "):
-        return f"[{source}](https://arxiv.org/abs/{source.removeprefix('arXiv ')})"
-    _, owner, repository, _, number = source.split("/")
-    return f"[{owner}/{repository} {number}](https://{source})"
 
 
 def totals(rows: pd.DataFrame, of: Set) -> str:
@@ -148,9 +142,6 @@ def document(rows: pd.DataFrame) -> str:
     for of in (FIRST, SECOND):
         parts += [f"## Score on {of.name}", totals(rows, of)]
     parts += ["## The second set at first sight", totals(first_look(), SECOND)]
-    for of in (FIRST, SECOND):
-        parts += [f"## Mutants of {of.name}", by_kernel(rows, of.mutants)]
-        parts += [f"## Right kernels of {of.name}", by_kernel(rows, of.controls)]
     return "\n\n".join(parts)
 
 
@@ -170,10 +161,10 @@ def main():
     rows = score(1 if given.quick else given.seeds, given.jobs, given.quick)
     bad = missed(rows)
     if given.quick:
-        print(
-            *(by_kernel(rows, kernels) for of in (FIRST, SECOND) for kernels in (of.mutants, of.controls)), sep="\n\n"
-        )
+        print(by_kernel(rows)[["kernel", "ours", "by", "reported"]].to_string(index=False))
     else:
+        with replacing(KERNELS) as path:
+            by_kernel(rows).to_csv(path, index=False)
         with replacing(PAGE) as path:
             path.write_text(renewed(PAGE.read_text(), *MARKS, document(rows), PAGE.name))
     print("", *(totals(rows, of) for of in (FIRST, SECOND)), "", *bad, sep="\n")

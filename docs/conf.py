@@ -57,15 +57,37 @@ def columns() -> str:
         parts.append(f"## {section}")
         for is_column, lines in itertools.groupby(group, key=lambda row: row["column"] != ""):
             if is_column:
-                head = ["| column | table(s) | meaning, unit |", "|---|---|---|"]
-                cells = ([row[name].replace("|", "\\|") for name in ("column", "table", "meaning")] for row in lines)
-                parts.append("\n".join([*head, *(f"| {' | '.join(each)} |" for each in cells)]))
+                names = ("column", "table", "meaning")
+                cells = ([row[name] for name in names] for row in lines)
+                parts.append(markdown(["column", "table(s)", "meaning, unit"], cells))
             else:
                 parts += [row["meaning"] for row in lines]
     return "\n\n".join(parts)
 
 
-INSERTED = {"ledger": ledger, "columns": columns}  # the site inserts: a word -> a function that makes its Markdown
+def mutants() -> str:
+    """Return data/mutants.csv as a table for each set and kind."""
+    with open(ROOT / "data" / "mutants.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    parts = []
+    for (name, kind), group in itertools.groupby(rows, key=lambda row: (row["set"], row["kind"])):
+        names = ["kernel", "defect", "ours", "by", "reported", "assert_close", "rule_of_two", "needs"]
+        head = ["kernel", "defect", "ours", "by", "reported", "`assert_close`", "rule of two", "needs"]
+        parts += [f"### {name}: {kind}s", markdown(head, ([row[column] for column in names] for row in group))]
+    return "\n\n".join(parts)
+
+
+def markdown(head, lines) -> str:
+    """Return a Markdown table."""
+    every = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in every)
+
+
+INSERTED = {
+    "ledger": ledger,
+    "columns": columns,
+    "mutants": mutants,
+}  # the site inserts: a word -> a function that makes its Markdown
 
 
 def inserted(app, docname, source):
