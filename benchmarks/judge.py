@@ -22,7 +22,7 @@ from fa_lib.execution.sweep import sweep
 PAGE, KERNELS = ROOT / "docs" / "reference" / "mutants.md", ROOT / "data" / "mutants.csv"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 SKELETON = next(each.name for each in mutants.CONTROLS if each.key == "fa2")
-SEEDS = 20
+SEEDS = 6
 FIRST_LOOK = ROOT / "benchmarks" / "second_mutants" / "first_look.csv"
 
 
