@@ -263,7 +263,7 @@ def of_dq_on_both():
     return of_dq(H100) + of_dq(RESULTS)
 
 
-@stands("README.md", "Flash kernels in use")
+@stands("README.md", "FlashAttention 1 to 4")
 def of_the_largest_dq():
     return of_dq(H100)[2:3]
 
