@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attention_check.commands import reports
+from attention_check.commands import captured_reports, reports
 from attention_check.conventions.conventions import of_keys
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
@@ -517,7 +517,7 @@ def test_bad_words_are_refused_before_anything_runs(kernel, message, tmp_path, m
         reports.check_kernel(kernel, out=out)
     assert not out.exists()
     with pytest.raises(OSError, match="nowhere.safetensors"):
-        reports.check_tensors("nowhere.safetensors", out=out)
+        captured_reports.check_tensors("nowhere.safetensors", out=out)
     assert not out.exists()
 
 

@@ -195,10 +195,10 @@ def check_kernel(
             return _run_checks(ref, check, json_file, exit_code, device, timeout)
         if tensors:
             with isolated(ref, timeout) as subject:
-                from attention_check.commands import reports
+                from attention_check.commands.captured_reports import REFERENCE_KERNELS, check_tensors
 
                 reading = reading_of("", "bhsd", None, None, None, "", allow_large)
-                reports.check_tensors(tensors, reading, out, (subject, *reports.REFERENCE_KERNELS), device)
+                check_tensors(tensors, reading, out, (subject, *REFERENCE_KERNELS), device)
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, ref.label)
         files.clear()
@@ -235,13 +235,13 @@ def check_tensors(
     sinks, dO, under the names that torch and flash-attn give them, too. Nothing is loaded by pickle.
     """
     with exit_on_error(json_file):
-        from attention_check.commands import reports
+        from attention_check.commands import captured_reports
         from attention_check.report.page_files import PageFiles
         from fa_lib.kernels.kernel_ref import KernelRef
 
         names = dict(names=[*map(KernelRef.of, kernel)]) if kernel else {}
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
-        reports.check_tensors(file, reading, out, device=device, **names)
+        captured_reports.check_tensors(file, reading, out, device=device, **names)
         _judged(PageFiles.of(out, file.stem), json_file, exit_code)
 
 

@@ -5,6 +5,11 @@ from dataclasses import dataclass, field, fields
 
 import pandas as pd
 
+from attention_check.measure.contract import formats
+
+ROUNDED = "golden_rounded"  # in the column of kernels: the golden value rounded to q's dtype
+RAN = "ran"  # there, too: the kernel that ran when the tensors were captured
+
 
 def _table() -> pd.DataFrame:
     return field(default_factory=pd.DataFrame)
@@ -45,6 +50,11 @@ class Measurements:
     rounding: pd.DataFrame = _table()
     conduct: pd.DataFrame = _table()
     kernel: str = ""
+
+    @property
+    def has_format(self) -> bool:
+        """Whether the kernel answers in some format. Formats come first in `asked`."""
+        return bool(formats(self.asked))
 
     def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Each table with its name."""

@@ -146,23 +146,32 @@ def _troubled(checked):
     return checked.inputs_for(names, checked.plan.troubled_n, [None], checked.plan.bias_seeds)
 
 
-def tasks(checked: CheckedKernel) -> list[tuple]:
-    """List what an examination will get of `references`, each once, in that order."""
+def needs_of_lengths(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `over_lengths`."""
     inputs, order = checked.over_lengths()
-    listed: list[tuple] = [
-        *((reference_values, inputs[i]) for i in order),
-        *((measure, checked.beside, each) for each in _emulated(checked)),
-        *((exact, case) for case in cases_of(_grids(checked), checked.device, checked.able)),
-    ]
+    emulated = ((measure, checked.beside, each) for each in _emulated(checked))
+    return [*((reference_values, inputs[i]) for i in order), *emulated]
+
+
+def needs_of_shapes(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `over_shapes`."""
+    return [(exact, case) for case in cases_of(_grids(checked), checked.device, checked.able)]
+
+
+def needs_of_trouble(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `on_trouble`: worst inputs are searched for, before anything is computed on them."""
+    tasks: list[tuple] = []
     for each in _troubled(checked):
-        if each.distribution == WORST:  # they are searched for, before anything is computed on them
-            listed.append((worst_inputs, each.n, each.seed, each.head_dim))
-        listed.append((reference_values, each))
-    plan = checked.plan
-    for fmt in checked.judged:
-        of_format = (fmt, plan.troubled_n, plan.first_seed, checked.way.head_dim, checked.device, checked.able)
-        listed += [(tolerance_of, each) for each in bounded_inputs(*of_format)]
-    return [*dict.fromkeys(listed)]
+        if each.distribution == WORST:
+            tasks.append((worst_inputs, each.n, each.seed, each.head_dim))
+        tasks.append((reference_values, each))
+    return tasks
+
+
+def needs_of_bounds(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `within_bounds`."""
+    call = (checked.plan.troubled_n, checked.plan.first_seed, checked.way.head_dim, checked.device, checked.able)
+    return [(tolerance_of, each) for fmt in checked.judged for each in bounded_inputs(fmt, *call)]
 
 
 def _inputs(row):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from attention_check.conventions.conventions import is_of_keys, of_keys
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import CAPABILITIES, GRADIENTS_AT, GRADIENTS_WITH, HEAD_DIM
-from attention_check.measure.captured import RAN, ROUNDED
+from attention_check.measure.measurements import RAN, ROUNDED
 from fa_lib.kernels.kernel_ref import label_of
 
 LABELS = {
@@ -28,6 +28,7 @@ COMBINED = {each.key: each.needs for each in CAPABILITIES if each.combines}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
 SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
+CACHES = {"FP8_HEAD": "FP8 with a scale a head", "MXFP8_UP": "MXFP8", "NVFP4": "NVFP4"}  # keys of SCHEMES
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
 MODES = {  # of `rounding_mode`
     "nearest_even": "round to nearest, ties to even",

@@ -99,10 +99,10 @@ class Check:
         narrow = replace(checked, way=replace(way, able=able), plan=plan, distributions=self.distributions)
         found = Measurements(asked=way.asked, kernel="the kernel")
         for name in self.tables:
-            if measure := page.TABLES[name].measure:
+            if run := page.TABLES[name].run:
                 key = (name, able, plan, self.distributions)
                 if key not in checked.kept:
-                    checked.kept[key] = measure(narrow, found)
+                    checked.kept[key] = run(narrow, found)
                 found = replace(found, **{name: checked.kept[key]})
         first = getattr(found, self.tables[0])
         rows = self.rows(first) if len(first) else first
