@@ -23,8 +23,7 @@ from attention_check.measure.determinism import repeats
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, QUICK, CheckPlan
 from attention_check.measure.reference_cache import BIASED, WORST, Inputs
-from attention_check.measure.shapes import grids_of, measure_shapes, shapes_table
-from attention_check.measure.tables import measure
+from attention_check.measure.tables import grids_of, measure, measure_shapes, shapes_table
 from attention_check.report.labels import LABELS, SUMS
 from attention_check.report.page import Section, page
 from attention_check.report.sentences import cause, headline, judgement_text, sentences_of, title

@@ -14,23 +14,29 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT_CODES}")
 
 
+def write_json(file: Path | None, record: dict) -> None:
+    """Write a record to a file, if there is one."""
+    import json
+
+    from fa_lib.execution.files import replacing
+
+    if file is not None:
+        with replacing(file) as path:
+            path.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def _judged(files, json_file, exit_code):
     """Read a judgement from its files, print it, write its record, and end with the exit code that it asks for.
 
     Raises:
         typer.Exit: always, with the code.
     """
-    import json
-
     from attention_check.judge.findings import Severity, Verdict
     from attention_check.report.sentences import judgement_lines
-    from fa_lib.execution.files import replacing
     from fa_lib.execution.untrusted import Untrusted
 
     judgement, record = files.read_back()
-    if json_file is not None:
-        with replacing(json_file) as path:
-            path.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(json_file, record)
     verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
     groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
     first, *lines = judgement_lines(judgement, lambda group, text: typer.style(text, fg=groups.get(group), bold=True))
@@ -58,22 +64,16 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
         typer.Exit: with the code.
         ValueError: the device is not cpu; there is no such check, or no such kernel.
     """
-    import json
     from dataclasses import asdict
 
-    from attention_check.testing import named
-    from fa_lib.execution.files import replacing
+    from attention_check.testing import checks as named
     from fa_lib.execution.results import provenance
 
     if device != "cpu":
         raise ValueError(f"device: got {device!r}; with --check, accepted is cpu")
     results = named.check_named(kernel, checks, timeout)
-    if json_file is not None:
-        told = {check: asdict(result) for check, result in results.items()}
-        found = dict(kernel=kernel.key, label=kernel.label, checks=told)
-        settings = dict(kernel=kernel.label, checks=[*results])
-        with replacing(json_file) as path:
-            path.write_text(json.dumps(found | provenance(settings), indent=1) + "\n")
+    record = dict(kernel=kernel.key, label=kernel.label, checks={check: asdict(x) for check, x in results.items()})
+    write_json(json_file, record | provenance(dict(kernel=kernel.label, checks=[*results])))
     typer.echo("\n".join(named.check_lines(kernel.label, results)))
     raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
 

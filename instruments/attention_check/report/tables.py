@@ -15,8 +15,7 @@ from attention_check.measure.changes import CHANGES
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
-from attention_check.report.labels import CASTS, MODES, label, noted
-from attention_check.report.sentences_cause import subject
+from attention_check.report.labels import CASTS, MODES, label, noted, subject
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 

@@ -21,6 +21,7 @@ from attention_check.report.labels import (
     MODES,
     NAMES,
     SUMS,
+    has_this_error,
     label,
     labels,
     listed,
@@ -28,8 +29,8 @@ from attention_check.report.labels import (
     noted,
     plural,
     queries_in_words,
+    subject,
 )
-from attention_check.report.sentences_cause import has_this_error, subject
 from fa_lib.execution.untrusted import Untrusted
 from fa_lib.numerics.formats import BF16, E4M3, FP16, Format
 
