@@ -46,17 +46,6 @@ def _judged(files, json_file, exit_code):
     raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
 
 
-def _refuse_others(name, **others):
-    """Refuse options that do not go with the option `name`; others: name -> whether the command line has it.
-
-    Raises:
-        ValueError: the command line has one.
-    """
-    for other, present in others.items():
-        if present:
-            raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
-
-
 def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
     """Run checks by name, print a line for each, write their results, and end with the exit code that they ask for.
 
@@ -185,8 +174,10 @@ def check_kernel(
         ref = KernelRef.of(kernel, gpu, layout)
         if check and tensors:
             raise ValueError("check, tensors: got both; accepted is one of them")
-        if check or tensors:
-            _refuse_others("check" if check else "tensors", quick=quick, seed=seed is not None)
+        for other, given in dict(quick=quick, seed=seed is not None).items():
+            if given and (check or tensors):
+                name = "check" if check else "tensors"
+                raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
         if allow_large and not tensors:
             raise ValueError("allow_large: got it without --tensors; accepted is with captured tensors")
         if check:

@@ -263,10 +263,8 @@ def pack(file: int, tensors: Sequence[Tensor]) -> tuple[list, list[dict]]:
         if key not in storages:
             content = torch.empty(0, dtype=torch.uint8, device=x.device).set_(raw).cpu()
             storages[key] = (end, raw.nbytes(), f"{x.device}")
-            view, done = memoryview(content.numpy().data), 0
-            while done < len(view):
-                done += os.pwrite(file, view[done:], end + done)
-            end += len(view)
+            worker.write_at(file, content, end)
+            end += raw.nbytes()
         lies = dict(offset=x.storage_offset(), shape=tuple(x.shape), stride=x.stride(), dtype=x.dtype)
         specs.append(dict(storage=[*storages].index(key), **lies))
     return [*storages.values()], specs
@@ -287,12 +285,7 @@ def unpack(file: int, specs: Any, most: int, device: torch.device) -> list[Tenso
         if min([0, spec["start"], *shape]) < 0 or size != spec["size"]:
             raise ValueError("its numbers do not fit each other")
         x = torch.empty(shape, dtype=dtype)
-        raw, done = memoryview(x.reshape(-1).view(torch.uint8).numpy().data), 0
-        while done < size:
-            got = os.preadv(file, [raw[done:]], spec["start"] + done)
-            if not got:
-                raise ValueError("it has written less than it says")
-            done += got
+        worker.read_at(file, x.reshape(-1).view(torch.uint8), spec["start"])
         found.append(x.to(device))
     return found
 
