@@ -65,7 +65,7 @@ def _chance(calls: pd.DataFrame, times: str, allowed: float, at: Callable[[pd.Se
 
 
 def place(row: pd.Series) -> dict:
-    """Of a row of `examine.measure`; queries is None where they are as many as keys."""
+    """Of a row of `tables.measure`; queries is None where they are as many as keys."""
     queries = int(row.queries) if row.queries < row.n else None
     return dict(distribution=row.distribution, fmt=row.fmt, n=int(row.n), queries=queries)
 
@@ -116,7 +116,7 @@ def wrong_gradients(rows: pd.DataFrame, times: str, limit: float) -> pd.DataFram
 
 
 def problems(table: pd.DataFrame) -> Iterator[Finding]:
-    """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
+    """A kernel that raises on inputs of a table of `tables.measure` does not support them; anything else fails."""
     for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
         severity = Severity.REPORTED if outcome in UNSUPPORTED else Severity.FAILS
         where = place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
@@ -161,7 +161,7 @@ def of_bound(close: pd.DataFrame, kernel: str) -> Iterator[Finding]:
 
 
 def scaled(lengths: pd.DataFrame) -> float | None:
-    """The one factor that a kernel's outputs are off by, in a table of its own rows of `examine.measure`; None where
+    """The one factor that a kernel's outputs are off by, in a table of its own rows of `tables.measure`; None where
     there is none, or one setting alone to see it in."""
     rows = lengths[lengths.outcome == Outcome.ANSWERED] if "factor" in lengths else lengths[:0]
     if len(rows) < 2 or not (rows.by_factor >= MADE).all():
