@@ -153,8 +153,10 @@ def needs_of_lengths(checked: CheckedKernel) -> list[tuple]:
 
 
 def needs_of_shapes(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `over_shapes`."""
-    return [(exact, case) for case in cases_of(_grids(checked), checked.device, checked.able)]
+    """List the reference values of `over_shapes`, which may get others as well: without gradients where a kernel has
+    none, and of other draws."""
+    call = dict(distribution="normal", gradients=checked.able.gradients, device=checked.device)
+    return [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
 
 
 def needs_of_trouble(checked: CheckedKernel) -> list[tuple]:
@@ -224,15 +226,6 @@ def grids_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[
         dict(shape=own, head_dim=[head_dim], fmt=[fmt], seed=seed)
         for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
         if (own := [shape for at, shape in enumerate(shapes) if (at + j - i) % turns == 0])
-    ]  # fmt: skip
-
-
-def cases_of(grids: Sequence[dict], device: str, able: Capabilities) -> list[Case]:
-    """The Cases of grids, on normal inputs, in the order of `shapes_table`, which may ask for others as well: without
-    gradients where a kernel has none, and of other draws."""
-    return [
-        Case(**cell, distribution="normal", gradients=able.gradients, device=device)
-        for grid in grids for cell in expand(grid)
     ]  # fmt: skip
 
 
