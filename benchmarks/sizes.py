@@ -19,7 +19,7 @@ FOLDERS = {
     "attention_gallery": ["instruments/attention_gallery"],
     "tests, benchmarks, examples": ["tests", "benchmarks", "examples"],
 }
-CHECK = "attention_check.commands.cli_check"
+CHECK = "attention_check.commands.reports"  # what `fa-lib check kernel` runs
 
 
 def main():

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from attention_check.commands import reports
+from attention_check.commands import captured_reports
 from attention_check.judge.captured import judge_model, of_gradients
 from attention_check.judge.findings import Judgement, Severity
 from attention_check.measure import captured as capture
@@ -194,14 +194,14 @@ def test_the_report_on_a_capture_judges_what_ran_and_says_where_it_was(tmp_path)
     for o, verdict in ((kernels.flash(q, k, v), "passes"), (wrong, "fails")):
         with Probe(save=path) as probe:
             probe(q, k, v, o, dict(model="Own", step=7, layer="blocks.3", call=0))
-        report = reports.check_tensors(path, out=tmp_path)
+        report = captured_reports.check_tensors(path, out=tmp_path)
         told = judgement_text(report.judgement)
         assert report.judgement.verdict == verdict
         cause = "" if verdict == "passes" else ": 1.2 times attention's output has its very error"
         assert told.startswith(f"The kernel that ran {verdict} on these tensors{cause}.")
         assert "captured at step 7, layer blocks.3 of Own" in told
         assert report.record["parameters"]["layer"] == "blocks.3" and "blocks.3" in report.page.read_text()
-    assert reports.check_tensors(path, out=tmp_path, names=("flash",)).judgement.passed
+    assert captured_reports.check_tensors(path, out=tmp_path, names=("flash",)).judgement.passed
     call = capture.read(path)
     far = capture.deviations(*call, capture.answered(*call, ["ran"], wrong))
     golden = kernels.golden(q, k, v, inputs=BF16)
@@ -296,7 +296,7 @@ def test_a_rounded_capture_has_no_output_and_a_wrong_shape_is_refused(tmp_path):
         probe(*(x.float() for x in (q, k, v)), kernels.flash(*(x.float() for x in (q, k, v))))
     assert captured(path).o is not None and captured(path, Reading("BF16")).o is None
     with pytest.raises(ValueError, match=rf"^names: got 'ran'; {path} holds no o\b"):
-        reports.check_tensors(path, Reading("BF16"), tmp_path, names=("ran",))
+        captured_reports.check_tensors(path, Reading("BF16"), tmp_path, names=("ran",))
     with safe_open(path, "pt") as file:
         held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     torch.save(held | dict(dO=held["o"][..., :4]), tmp_path / "a.pt")

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fa_lib
-from attention_check.commands import reports
+from attention_check.commands import captured_reports
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.measure import captured as capture
@@ -512,7 +512,7 @@ def leaves():
 
 
 def test_a_model_is_reported_on_in_one_page(tmp_path):
-    report = reports.check_model("test_model_probe:decodes", tmp_path, tmp_path / "worst.safetensors")
+    report = captured_reports.check_model("test_model_probe:decodes", tmp_path, tmp_path / "worst.safetensors")
     html = (tmp_path / "test_model_probe_decodes.html").read_text()
     assert report.judgement.passed and html.count("data:image/png;base64") == 1
     assert "test_model_probe:decodes passes." in html and "model.layers.2.self_attn" in html
@@ -533,7 +533,7 @@ def test_a_model_is_reported_on_in_one_page(tmp_path):
 def test_a_function_that_is_none_is_refused_and_leaves_no_page(function, message, tmp_path):
     (tmp_path / "test_model_probe_leaves.html").write_text("old")
     with pytest.raises(ValueError, match=message):
-        reports.check_model(function, tmp_path)
+        captured_reports.check_model(function, tmp_path)
     assert (tmp_path / "test_model_probe_leaves.html").exists() == ("leaves" not in function)
 
 

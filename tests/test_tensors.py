@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attention_check.commands import reports
+from attention_check.commands import captured_reports
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.captured import flags, judge_tensors
 from attention_check.judge.findings import Severity
@@ -172,7 +172,7 @@ def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
 
 def test_a_capture_is_reported_on_in_one_page(tmp_path):
     path = written(tmp_path / "mine.npz", **dict(zip("qkv", tensors(dtype=torch.float32))))
-    report = reports.check_tensors(path, Reading("BF16"), tmp_path)
+    report = captured_reports.check_tensors(path, Reading("BF16"), tmp_path)
     words, html = judgement_text(report.judgement), (tmp_path / "mine.html").read_text()
     (error,) = [f for f in report.judgement.findings if f.what == "head_error" and f.where["kernel"] == "flash"]
     assert error.severity == Severity.PASSES and error.where["heads"] == 2 and error.number < error.limit == 2

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attention_check.commands.reports import check_kernel, check_model, check_tensors
+    from attention_check.commands.captured_reports import check_model, check_tensors
+    from attention_check.commands.reports import check_kernel
     from attention_check.explain.compare import compare
     from attention_check.explain.explain import explain
     from attention_check.explain.shrink import shrink
@@ -19,7 +20,9 @@ __all__ = [
     "Probe", "assert_attention_close", "blame", "check_kernel", "check_model", "check_tensors", "compare", "explain",
     "parametrize_with_checks", "shrink",
 ]  # fmt: skip
-_HOMES = dict.fromkeys(("check_kernel", "check_model", "check_tensors"), "commands.reports") | {
+_HOMES = {
+    "check_kernel": "commands.reports", "check_model": "commands.captured_reports",
+    "check_tensors": "commands.captured_reports",
     "compare": "explain.compare", "explain": "explain.explain", "shrink": "explain.shrink", "blame": "gpu.blame",
     "Probe": "probe.probe", "assert_attention_close": "testing", "parametrize_with_checks": "testing",
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The checks of a kernel: one table, which measuring, judging, the page and pytest go through."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -19,17 +19,19 @@ class Table:
     """A table of `Measurements`.
 
     Attributes:
-        measure: of a kernel, and of what was measured of it before; None for one that comes with the kernel.
+        run: measures it, of a kernel and of what was measured of it before; None for one that comes with the kernel.
         heading: on the page; "" for a table that is drawn there, and not shown.
         rows: the table as a reader wants it. reads: how it is read.
         key: of its anchor on the page; "" is its name.
+        needs: the reference values that `run` will get of `references`, each once, in that order.
     """
 
-    measure: Callable[[CheckedKernel, Measurements], pd.DataFrame] | None = None
+    run: Callable[[CheckedKernel, Measurements], pd.DataFrame] | None = None
     heading: str = ""
     rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
     reads: str = ""
     key: str = ""
+    needs: Callable[[CheckedKernel], list[tuple]] = lambda checked: []
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ TABLES = {  # in the order of the page
         tables.by_length,
         "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
         "the largest error and of the root mean square. The largest decides: at most 2.",
+        needs=measured.needs_of_lengths,
     ),
     "sums": Table(measured.sums),
     "splits": Table(
@@ -65,16 +68,18 @@ TABLES = {  # in the order of the page
         measured.on_trouble, "Inputs that make trouble", tables.by_input,
         "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
         "95 % interval, beside Baseline's. They are reported, and not counted, unless an answer is at fault.",
+        needs=measured.needs_of_trouble,
     ),
     "bounds": Table(
         measured.within_bounds, "Its outputs beside their own bounds", tables.by_bound,
         "The bound is derived for the inputs at hand (docs/reference/testing.md). The inputs on which it is nearest.",
-        key="bound",
+        key="bound", needs=measured.needs_of_bounds,
     ),
     "shapes": Table(
         measured.over_shapes, "Shapes and masks", tables.by_shape,
         "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
         "which are reported, and counted only where they are wrong by more than 20 %.",
+        needs=measured.needs_of_shapes,
     ),
     "relations": Table(
         measured.relations, "Relations that every kernel should keep",
@@ -85,7 +90,12 @@ TABLES = {  # in the order of the page
     "repeats": Table(measured.same_call, "One call, again and again", tables.by_repeats),
 }  # fmt: skip
 ASKED, GROWTH, RULE, SIDES = ("asked",), ("growth", "lengths"), ("rule", "shapes"), ("sides", "inputs")
+CONDUCT = ("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws")
 CHECKS = {  # in the order of their findings
+    "conventions": Check(judged.conventions, ("asked",), {"convention": ASKED, "takes": ASKED}),
+    "conduct": Check(
+        lambda found: judged.of_conduct(found.conduct), ("conduct",), dict.fromkeys(CONDUCT, ("conduct",))
+    ),
     "gross_errors": Check(
         lambda found: judged.of_wrong(found.lengths, found.repeats), ("lengths", "repeats"),
         {"noise": ("repeats",), "scale": ("lengths",), "coarse": ("lengths",)},
@@ -120,4 +130,24 @@ CHECKS = {  # in the order of their findings
     ),
     "repeats": Check(lambda found: judged.repeats(found.repeats), ("repeats",), {"repeats": ("repeats",)}),
     "rounding": Check(judged.of_casts, ("rounding", "sums", "lengths", "repeats"), {"rounding_mode": ("rounding",)}),
+    "on_gpu": Check(judged.on_gpu, (), {"on_gpu": ASKED}),
+    "only_fp64": Check(judged.only_fp64, ("lengths",), {"only_fp64": ASKED}),
+    "coverage": Check(judged.coverage, ("lengths", "shapes", "asked"), {"coverage": ("lengths",)}),
+    "unsupported": Check(
+        lambda found: judged.unsupported(found.asked), ("asked",), {"unsupported": ASKED, "raises": ASKED}
+    ),
+    "not_attention": Check(
+        lambda found: judged.not_attention(found.asked), ("asked",), {"not_attention": ASKED, "not_run": ASKED}
+    ),
 }  # fmt: skip
+NO_ATTENTION = ("conventions", "conduct", "not_attention")  # what is judged of a kernel that has no format
+NO_ERRORS = ("conventions", "conduct", "answer", "only_fp64", "unsupported")  # and of one that has FP64 alone
+
+
+def sections(kernel: str, found: Measurements) -> list[tables.Section]:
+    """The tables of a kernel's page."""
+    own = replace(found, lengths=found.lengths[found.lengths.kernel == kernel]) if len(found.lengths) else found
+    return [
+        tables.Section(table.key or name, table.heading, table.rows(getattr(own, name)), table.reads)
+        for name, table in TABLES.items() if table.heading
+    ]  # fmt: skip

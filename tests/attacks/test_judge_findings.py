@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from attention_check.commands import reports
+from attention_check.commands import captured_reports
 from attention_check.judge.findings import Judgement, Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import coarse, noisy, scaled
@@ -153,7 +153,7 @@ def test_one_head_that_overflows_leaves_the_others_judged(tmp_path):
     q, k, v = (x.half() for x in draw())
     q[:, 0], k[:, 0] = q[:, 0] * 200, k[:, 0] * 200
     save_file(dict(q=q, k=k, v=v), tmp_path / "a.safetensors")
-    report = reports.check_tensors(tmp_path / "a.safetensors", out=tmp_path, names=("flash",))
+    report = captured_reports.check_tensors(tmp_path / "a.safetensors", out=tmp_path, names=("flash",))
     found = {each.what: each.where for each in report.judgement.findings}
     assert report.judgement.passed
     assert found["baseline_overflows"]["heads"] == [0] and found["head_error"]["heads"] == 1
@@ -172,7 +172,7 @@ def test_a_name_of_dots_writes_into_out_and_nowhere_else(tmp_path):
     q, k, v = draw()
     out = tmp_path / "deep" / "out"
     save_file(dict(q=q, k=k, v=v), tmp_path / "...safetensors")  # its stem is ".."
-    page = reports.check_tensors(tmp_path / "...safetensors", out=out, names=("flash",)).page
+    page = captured_reports.check_tensors(tmp_path / "...safetensors", out=out, names=("flash",)).page
     assert page.parent == out and not page.name.startswith(".")
     assert {PageFiles.of(out, name).page.parent for name in ("..", ".", "", "..a", "/", "../b")} == {out}
     assert [*(tmp_path / "deep").iterdir()] == [out]

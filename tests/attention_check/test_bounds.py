@@ -10,8 +10,8 @@ from attention_check.judge.tables import of_bound
 from attention_check.measure.closeness import bounds
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import QUICK
+from attention_check.report.labels import has_this_error, subject
 from attention_check.report.sentences import cause, headline, judgement_text
-from attention_check.report.sentences_cause import has_this_error, subject
 from fa_lib import kernels
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 

@@ -140,7 +140,7 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
         raise BrokenPipeError
 
     # It was gone before the first order.
-    monkeypatch.setattr("attention_check.isolation.process.socket.socket.sendall", refuses)
+    monkeypatch.setattr("attention_check.isolation.isolated_kernel.socket.socket.sendall", refuses)
     with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
         IsolatedKernel(KernelRef.of("any:f")).wait()
 

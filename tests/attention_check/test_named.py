@@ -7,8 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from attention_check.testing.checks import CHECKS, Result, result_of
-from attention_check.testing.named import check_lines, check_named, chosen, failed
+from attention_check.testing.checks import CHECKS, Result, check_lines, check_named, chosen, failed, result_of
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef

@@ -27,9 +27,9 @@ from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.sampling import Sample
+from attention_check.report.labels import subject
 from attention_check.report.sentences import judgement_text
-from attention_check.report.sentences_cause import subject
-from attention_check.testing.named import check_named
+from attention_check.testing.checks import check_named
 from fa_lib import kernels
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.kernels.inputs import UNEVEN

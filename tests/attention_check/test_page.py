@@ -10,7 +10,7 @@ from attention_check.judge.findings import Finding, Judgement, Severity
 from attention_check.report import labels, sentences, tables
 from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
-from attention_check.report.sentence import folded
+from attention_check.report.sentences import folded
 from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.paths import ROOT
 

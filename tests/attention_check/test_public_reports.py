@@ -24,12 +24,11 @@ from attention_check.measure.closeness import closeness
 from attention_check.measure.contract import contract
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why
-from attention_check.report.labels import LABELS, NOTES
-from attention_check.report.sentence import as_times, times
+from attention_check.report.labels import LABELS, NOTES, subject
 from attention_check.report.sentences import WORDINGS, headline
-from attention_check.report.sentences_cause import subject
+from attention_check.report.wordings import as_times, times
 from attention_check.testing import assert_attention_close
-from attention_check.testing.named import check_lines, check_named, chosen
+from attention_check.testing.checks import check_lines, check_named, chosen
 from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.reader_modules import module_name

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attention_check.commands import reports
+from attention_check.commands import captured_reports, reports
 from attention_check.conventions.conventions import of_keys
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
@@ -23,8 +23,7 @@ from attention_check.measure.determinism import repeats
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, QUICK, CheckPlan
 from attention_check.measure.reference_cache import BIASED, WORST, Inputs
-from attention_check.measure.shapes import grids_of, measure_shapes, shapes_table
-from attention_check.measure.tables import measure
+from attention_check.measure.tables import grids_of, measure, measure_shapes, shapes_table
 from attention_check.report.labels import LABELS, SUMS
 from attention_check.report.page import Section, page
 from attention_check.report.sentences import cause, headline, judgement_text, sentences_of, title
@@ -517,7 +516,7 @@ def test_bad_words_are_refused_before_anything_runs(kernel, message, tmp_path, m
         reports.check_kernel(kernel, out=out)
     assert not out.exists()
     with pytest.raises(OSError, match="nowhere.safetensors"):
-        reports.check_tensors("nowhere.safetensors", out=out)
+        captured_reports.check_tensors("nowhere.safetensors", out=out)
     assert not out.exists()
 
 

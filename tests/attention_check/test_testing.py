@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attention_check.measure.relations import RELATIONS
-from attention_check.report.sentences_cause import has_this_error
+from attention_check.report.labels import has_this_error
 from attention_check.testing import assert_attention_close, parametrize_with_checks
 from attention_check.testing.checks import CHECKS, result_of
 from attention_check.tolerance import tolerance

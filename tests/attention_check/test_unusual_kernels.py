@@ -22,9 +22,8 @@ from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.plan import QUICK
 from attention_check.measure.reference_cache import Inputs, reference_values
 from attention_check.measure.reference_store import files_in, references
-from attention_check.measure.shapes import measure_shapes
 from attention_check.measure.split_keys import in_splits
-from attention_check.measure.tables import measure
+from attention_check.measure.tables import measure, measure_shapes
 from attention_check.report import tables
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import judgement_text, title
@@ -526,7 +525,7 @@ def test_the_yardstick_in_fp32_has_the_options_and_gradients_of_baseline():
 def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkeypatch):
     """13."""
     asked = []
-    monkeypatch.setattr("attention_check.measure.shapes.exact", lambda case: asked.append(case) or exact(case))
+    monkeypatch.setattr("attention_check.measure.tables.exact", lambda case: asked.append(case) or exact(case))
 
     def forward_alone(q, k, v, causal=False, scale=None):
         return attention(q.detach(), k.detach(), v.detach(), causal, scale)

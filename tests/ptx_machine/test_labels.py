@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 from attention_check.commands import reports
 from attention_check.judge.findings import Judgement
 from attention_check.measure.plan import CheckPlan
+from attention_check.report.about import package_of
 from fa_lib.commands.cli import app
+from fa_lib.execution.machine import installed
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -55,10 +57,10 @@ def test_a_command_names_them_too(command):
 
 @pytest.mark.parametrize("name, package", [
     ("fa2", "flash-attn 2.8.3"), ("attention_gallery.flash_attn_cuda:fa2_cuda", "flash-attn 2.8.3"),
-    ("numpy:dot", f"numpy {reports.installed('numpy')}"),
+    ("numpy:dot", f"numpy {installed('numpy')}"),
 ])  # fmt: skip
 def test_the_package_of_a_page_is_the_kernels(name, package):
-    assert reports._version(KernelRef.of(name, "A100")) == package
+    assert package_of(KernelRef.of(name, "A100")) == package
 
 
 def test_no_page_of_the_documentation_has_the_inner_name():

@@ -2,12 +2,10 @@
 
 import typer
 
-from attention_check.commands import cli_blame, cli_captured, cli_check, cli_explain
+from attention_check.commands import cli_check, cli_explain
 
 
 def add_commands(app: typer.Typer, dev: typer.Typer) -> None:
     """Add check, explain, blame, compare and shrink to `fa-lib`. dev: `fa-lib dev`, which gets none."""
     app.add_typer(cli_check.app, name="check")
     app.add_typer(cli_explain.app)
-    app.add_typer(cli_blame.app)
-    app.add_typer(cli_captured.app)

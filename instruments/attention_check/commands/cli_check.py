@@ -14,23 +14,29 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT_CODES}")
 
 
+def write_json(file: Path | None, record: dict) -> None:
+    """Write a record to a file, if there is one."""
+    import json
+
+    from fa_lib.execution.files import replacing
+
+    if file is not None:
+        with replacing(file) as path:
+            path.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def _judged(files, json_file, exit_code):
     """Read a judgement from its files, print it, write its record, and end with the exit code that it asks for.
 
     Raises:
         typer.Exit: always, with the code.
     """
-    import json
-
     from attention_check.judge.findings import Severity, Verdict
     from attention_check.report.sentences import judgement_lines
-    from fa_lib.execution.files import replacing
     from fa_lib.execution.untrusted import Untrusted
 
     judgement, record = files.read_back()
-    if json_file is not None:
-        with replacing(json_file) as path:
-            path.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(json_file, record)
     verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
     groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
     first, *lines = judgement_lines(judgement, lambda group, text: typer.style(text, fg=groups.get(group), bold=True))
@@ -40,17 +46,6 @@ def _judged(files, json_file, exit_code):
     raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
 
 
-def _refuse_others(name, **others):
-    """Refuse options that do not go with the option `name`; others: name -> whether the command line has it.
-
-    Raises:
-        ValueError: the command line has one.
-    """
-    for other, present in others.items():
-        if present:
-            raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
-
-
 def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
     """Run checks by name, print a line for each, write their results, and end with the exit code that they ask for.
 
@@ -58,22 +53,16 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
         typer.Exit: with the code.
         ValueError: the device is not cpu; there is no such check, or no such kernel.
     """
-    import json
     from dataclasses import asdict
 
-    from attention_check.testing import named
-    from fa_lib.execution.files import replacing
+    from attention_check.testing import checks as named
     from fa_lib.execution.results import provenance
 
     if device != "cpu":
         raise ValueError(f"device: got {device!r}; with --check, accepted is cpu")
     results = named.check_named(kernel, checks, timeout)
-    if json_file is not None:
-        told = {check: asdict(result) for check, result in results.items()}
-        found = dict(kernel=kernel.key, label=kernel.label, checks=told)
-        settings = dict(kernel=kernel.label, checks=[*results])
-        with replacing(json_file) as path:
-            path.write_text(json.dumps(found | provenance(settings), indent=1) + "\n")
+    record = dict(kernel=kernel.key, label=kernel.label, checks={check: asdict(x) for check, x in results.items()})
+    write_json(json_file, record | provenance(dict(kernel=kernel.label, checks=[*results])))
     typer.echo("\n".join(named.check_lines(kernel.label, results)))
     raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
 
@@ -185,8 +174,10 @@ def check_kernel(
         ref = KernelRef.of(kernel, gpu, layout)
         if check and tensors:
             raise ValueError("check, tensors: got both; accepted is one of them")
-        if check or tensors:
-            _refuse_others("check" if check else "tensors", quick=quick, seed=seed is not None)
+        for other, given in dict(quick=quick, seed=seed is not None).items():
+            if given and (check or tensors):
+                name = "check" if check else "tensors"
+                raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
         if allow_large and not tensors:
             raise ValueError("allow_large: got it without --tensors; accepted is with captured tensors")
         if check:
@@ -195,10 +186,10 @@ def check_kernel(
             return _run_checks(ref, check, json_file, exit_code, device, timeout)
         if tensors:
             with isolated(ref, timeout) as subject:
-                from attention_check.commands import reports
+                from attention_check.commands.captured_reports import REFERENCE_KERNELS, check_tensors
 
                 reading = reading_of("", "bhsd", None, None, None, "", allow_large)
-                reports.check_tensors(tensors, reading, out, (subject, *reports.REFERENCE_KERNELS), device)
+                check_tensors(tensors, reading, out, (subject, *REFERENCE_KERNELS), device)
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, ref.label)
         files.clear()
@@ -235,13 +226,13 @@ def check_tensors(
     sinks, dO, under the names that torch and flash-attn give them, too. Nothing is loaded by pickle.
     """
     with exit_on_error(json_file):
-        from attention_check.commands import reports
+        from attention_check.commands import captured_reports
         from attention_check.report.page_files import PageFiles
         from fa_lib.kernels.kernel_ref import KernelRef
 
         names = dict(names=[*map(KernelRef.of, kernel)]) if kernel else {}
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
-        reports.check_tensors(file, reading, out, device=device, **names)
+        captured_reports.check_tensors(file, reading, out, device=device, **names)
         _judged(PageFiles.of(out, file.stem), json_file, exit_code)
 
 

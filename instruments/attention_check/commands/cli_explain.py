@@ -1,11 +1,22 @@
-"""`fa-lib explain`: is an output rounding or a bug, from its tensors alone."""
+"""`fa-lib explain`, `shrink`, `compare` and `blame`: where an output's error comes from."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from attention_check.commands.cli_check import ALLOW_LARGE, CAUSAL, FILE_LAYOUT, SCALE, SOFTCAP, WINDOW, reading_of
+from attention_check.commands.cli_check import (
+    ALLOW_LARGE,
+    CAUSAL,
+    DEVICE,
+    FILE_LAYOUT,
+    KERNEL_NAMES,
+    SCALE,
+    SOFTCAP,
+    WINDOW,
+    reading_of,
+    write_json,
+)
 from fa_lib.commands.errors import exit_on_error, say
 
 app = typer.Typer()
@@ -41,12 +52,9 @@ def explain(
     language.
     """
     with exit_on_error(json_file):
-        import json
-
         from attention_check.explain.explain import explain_call, read
         from attention_check.explain.explain_words import lines, nearer
         from attention_check.explain.verdict import record
-        from fa_lib.execution.files import replacing
         from fa_lib.execution.results import provenance
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
@@ -62,11 +70,143 @@ def explain(
                 files = ExplainedFiles.of(out, file.stem if name == "o" else f"{file.stem}.{name}")
                 files.write(calls[name], each, name, file.name)
                 say(f"{files.page}")
-        if json_file is not None:
-            with replacing(json_file) as path:
-                records = {name: record(each) for name, each in found.items()}
-                path.write_text(json.dumps(records | provenance(dict(file=f"{file}")), indent=1) + "\n")
+        records = {name: record(each) for name, each in found.items()}
+        write_json(json_file, records | provenance(dict(file=f"{file}")))
     if exit_code and not all(each.is_rounding for each in found.values()):
         raise typer.Exit(1)
     if exit_code and any(each.not_judged for each in found.values()):
         raise typer.Exit(3)
+
+
+@app.command()
+def blame(
+    kernel: Annotated[
+        str, typer.Argument(help='"fa2", or a function that launches Triton or CUDA kernels: path/to/file.py:function')
+    ],
+    gpu: Annotated[str, typer.Option(help="the GPU whose arithmetic it is: A100, L40S, H100, H200, B200")] = "A100",
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="number of keys")] = 256,
+    n_q: Annotated[int | None, typer.Option(min=1, help="number of queries; as many as keys")] = None,
+    heads: Annotated[int, typer.Option(min=1, help="number of heads")] = 1,
+    head_dim: Annotated[int, typer.Option(min=1, help="numbers of a query, a key and a value")] = 64,
+    fmt: Annotated[str, typer.Option("--format", help="of q, k and v: BF16 or FP16")] = "BF16",
+    distribution: Annotated[str, typer.Option(help="of the inputs: uniform, normal, outliers, sink, ...")] = "normal",
+    causal: Annotated[bool, typer.Option("--causal", help="with a causal mask")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="of the inputs")] = 0,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(help="lines and formats to round them to, as 38=FP32 or 38=exact,41=FP32; may be given again"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="file for an HTML page with the source and its heat")] = None,
+) -> None:  # fmt: skip
+    """Which line loses the digits? Runs a GPU kernel without a GPU and splits its error by source lines.
+
+    Beside every number of the kernel a second one is carried in float64 that lacks the rounding errors of one line.
+    What an output changes by is what this line adds to the error. No line of the kernel is changed.
+    """
+    with exit_on_error():
+        from attention_check.commands.blame_page import change_text, changes_of, lines
+        from attention_check.gpu.blame import blame as find
+        from attention_check.gpu.blame import what_if as ask
+        from fa_lib.kernels.inputs import draw
+        from fa_lib.kernels.kernel_ref import KernelRef
+        from fa_lib.numerics.formats import Format
+
+        ref = KernelRef.of(kernel)
+        dtype = Format.of(fmt).dtype
+        if fmt not in ("BF16", "FP16"):
+            raise ValueError(f"--format: got {fmt}; accepted are BF16 and FP16")
+        q, k, v = draw(distribution, seed, (1, heads, n_q or n, head_dim), (1, heads, n, head_dim))
+        q, k, v = (x.to(dtype) for x in (q, k, v))
+        options: dict = dict(causal=True) if causal else {}
+        found = find(ref, q, k, v, gpu=gpu, **options)
+        say("\n".join(lines(found)))
+        changes = [changes_of(each, found) for each in what_if or ()]
+        answers = ask(ref, q, k, v, [change for change, _ in changes], gpu=gpu, **options) if changes else []
+        answered = [change_text(words, float(error.norm() / found.size)) for (_, words), error in zip(changes, answers)]
+        for each in answered:
+            say(each)
+        if out is not None:
+            from attention_check.commands.blame_page import write
+
+            shape = f"{heads} {'head' if heads == 1 else 'heads'}, {n_q or n} queries, {n} keys, head_dim {head_dim}"
+            mask = ", causal" if causal else ""
+            inputs = f"{distribution}, {fmt}, seed {seed}"
+            about = dict(kernel=ref.label, GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
+            write(out, found, about, answered)
+            say(f"{out}")
+
+
+@app.command()
+def shrink(
+    file: Annotated[Path, typer.Argument(help="a captured call, as a Probe saves it: .safetensors, .npz or .pt")],
+    kernel: Annotated[str, typer.Option(help=f"built-in (every_step), {KERNEL_NAMES}")],
+    out: Annotated[
+        Path | None, typer.Option(help="file for the test; test_<function>.py in this folder where none is named")
+    ] = None,
+    device: DEVICE = "cpu",
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
+    allow_large: ALLOW_LARGE = False,
+) -> None:
+    """Make a captured call at which a kernel fails as small as it still fails, and write it as a pytest file.
+
+    A kernel fails where it raises, where its output is not finite, or further from the golden value than a right
+    kernel's may be. Heads, queries, keys and head_dim are cut. The file holds the tensors and needs torch alone.
+    """
+    with exit_on_error():
+        from attention_check.explain import shrink as shrinking
+        from attention_check.isolation.isolated_kernel import all_isolated
+        from fa_lib.kernels.kernel_ref import KernelRef
+
+        with all_isolated([KernelRef.of(kernel)]) as (subject,):
+            reading = reading_of("", layout, causal, scale, softcap, window, allow_large)
+            found = shrinking.shrink(subject, file, device, reading=reading)
+        out = out or Path(f"test_{subject.function}.py")
+        shrinking.write(found, out, device)
+        say(f"{shrinking.failure_sentence(found)}\nLeft: {shrinking.sizes_sentence(found)}\n{out}")
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help=f"a kernel: built-in (flash), {KERNEL_NAMES}")],
+    b: Annotated[str, typer.Argument(help="another, or the same with --decode")],
+    tensors: Annotated[Path | None, typer.Option(help="file with captured q, k and v; else they are drawn")] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="B gets one query at a time, A the whole, causally")] = False,
+    fmt: Annotated[
+        str, typer.Option("--format", help="of the inputs: FP16, FP32, or BF16, which drawn ones have")
+    ] = "",
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="keys of drawn inputs, of 2 heads of head_dim 64")] = 1024,
+    distribution: Annotated[
+        str, typer.Option(help="of drawn inputs: normal, uniform, peaked, 'repeated maxima', ...")
+    ] = "normal",
+    json_file: Annotated[Path | None, typer.Option("--json", help="file for the numbers, with versions")] = None,
+    device: DEVICE = "cpu",
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
+    allow_large: ALLOW_LARGE = False,
+) -> None:
+    """Why do two kernels disagree? Their errors, their difference, and which change of one gives the other.
+
+    For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode. A kernel that takes
+    (batch, sequence, heads, head_dim) is named NAME@bshd.
+    """
+    with exit_on_error(json_file):
+        from attention_check.explain import compare as comparing
+        from attention_check.explain.compare import comparison_lines
+        from attention_check.isolation.isolated_kernel import all_isolated
+        from fa_lib.kernels.kernel_ref import KernelRef
+
+        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
+        question = comparing.ComparisonInputs(
+            tensors, reading, fmt or "BF16", distribution, n, decode=decode, device=device
+        )
+        with all_isolated([KernelRef.of(a), KernelRef.of(b)]) as (first, second):
+            found = comparing.compare(first, second, question)
+        write_json(json_file, found.record())
+        say("\n".join(comparison_lines(found)))

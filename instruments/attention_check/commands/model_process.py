@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from attention_check.isolation.process import signal_name
+from attention_check.isolation.isolated_kernel import signal_name
 from attention_check.report.page_files import PageFiles
 from fa_lib.execution import reader_modules
 from fa_lib.execution.untrusted import Untrusted, first_line
@@ -28,17 +28,17 @@ LAST_S = 2.0  # for its last words: a child of its own may hold its output open
 
 
 def check_model(function: str, out: str | Path, say: Callable[[str], Any], **given: Any) -> PageFiles:
-    """Run `reports.check_model` in another process, so that the function changes nothing in this one.
+    """Run `captured_reports.check_model` in another process, so that the function changes nothing in this one.
 
     Args:
         function: package.module:function, which runs the model. out: folder for the page.
-        say: gets each line that the process prints. given: save, names and causal, as of `reports.check_model`.
+        say: gets each line that the process prints. given: save, names and causal, as of the function.
 
     Returns:
         the judgement's files.
 
     Raises:
-        ValueError: `reports.check_model` raised, or the process ended before the model was judged.
+        ValueError: `captured_reports.check_model` raised, or the process ended before the model was judged.
     """
     files = PageFiles.of(out, function)
     files.clear()
@@ -74,9 +74,9 @@ def inside() -> None:
     for folder in order["folders"]:
         reader_modules.add(folder)
     try:
-        from attention_check.commands import reports
+        from attention_check.commands import captured_reports
 
-        reports.check_model(**order["given"])
+        captured_reports.check_model(**order["given"])
     except (ValueError, OSError, RuntimeError) as error:
         Path(order["problem"]).write_text(Untrusted(error))
     except BaseException as error:  # KeyboardInterrupt too, and whatever else a model raises

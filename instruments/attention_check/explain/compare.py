@@ -28,8 +28,8 @@ from attention_check.probe.capture import AS_IT_IS, Capture, captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.sampling import Sample, sampled
 from attention_check.probe.skipped import place
-from attention_check.report.sentence import as_times
-from attention_check.report.sentences_cause import has_this_error
+from attention_check.report.labels import has_this_error
+from attention_check.report.wordings import as_times
 from fa_lib import kernels
 from fa_lib.execution.results import finite, provenance
 from fa_lib.kernels.inputs import draw

@@ -9,7 +9,7 @@ from attention_check.conventions.search import NEAR
 from attention_check.explain.arithmetic import NOT_ARITHMETIC, SMOOTH
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions
 from attention_check.measure.mistakes import Cause
-from attention_check.report.sentences_cause import subject
+from attention_check.report.labels import subject
 
 SAME = 1.1  # times the other's error: two outputs that are as near
 COMPUTATIONS = {  # key of a Cause -> what has these errors

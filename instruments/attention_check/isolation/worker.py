@@ -87,11 +87,10 @@ class Worker:
         try:
             reply = self.call(order) if order["do"] == "call" else self.backward(order)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are the kernel's
-            reply = dict(
-                outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_text(error)
-            )
+            text = _written(str, error, "")
+            reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
             if getattr(type(error), "malformed", False) is True:  # ptx_machine.memory.Unwritten
-                reply |= dict(outcome=Outcome.MALFORMED, problem=_text(error))
+                reply |= dict(outcome=Outcome.MALFORMED, problem=text)
         return reply | dict(state=self.watch.look())
 
     def call(self, order: dict) -> dict:
@@ -137,9 +136,7 @@ class Worker:
         contents = []
         for start, size, device in storages:
             raw = torch.empty(size, dtype=torch.uint8)
-            done = 0
-            while done < size:
-                done += os.preadv(self.inbox, [memoryview(raw.numpy().data)[done:]], start + done)
+            read_at(self.inbox, raw, start)
             contents.append(raw.to(device))
         found = []
         for each in tensors:
@@ -156,10 +153,29 @@ class Worker:
             specs.append(dict(dtype=f"{x.dtype}", shape=[*x.shape], start=start, size=size))
             start += size
         for x, spec in zip(results, specs):
-            raw, done = memoryview(_bits(x).numpy()), 0
-            while done < spec["size"]:
-                done += os.pwrite(self.outbox, raw[done:], spec["start"] + done)
+            write_at(self.outbox, _bits(x), spec["start"])
         return specs
+
+
+def write_at(file: int, content: torch.Tensor, start: int) -> None:
+    """Write bytes, uint8 (n,) on the CPU, to a file from a place on."""
+    view, done = memoryview(content.numpy().data), 0
+    while done < len(view):
+        done += os.pwrite(file, view[done:], start + done)
+
+
+def read_at(file: int, content: torch.Tensor, start: int) -> None:
+    """Fill a tensor of bytes, uint8 (n,) on the CPU, from a place of a file on.
+
+    Raises:
+        ValueError: the file ends before.
+    """
+    view, done = memoryview(content.numpy().data), 0
+    while done < len(view):
+        got = os.preadv(file, [view[done:]], start + done)
+        if not got:
+            raise ValueError("it has written less than it says")
+        done += got
 
 
 def state() -> dict:
@@ -247,9 +263,8 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
     try:
         fn = function_of(**{name: first[name] for name in ("module", "function", "gpu")})
     except BaseException as error:
-        reply = dict(
-            outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_repr(error)
-        )
+        text = _written(repr, error, _name(error))
+        reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
     else:
         reply |= dict(
             callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn) if callable(fn) else None
@@ -291,24 +306,15 @@ def _bits(x):
 
 
 def _name(error):
+    return _written(lambda one: type(one).__name__, error, "an error without a name")
+
+
+def _written(write, error, otherwise):
+    """A text of an error of the stranger's, which may not even be printed."""
     try:
-        return f"{type(error).__name__}"[:TEXT]
+        return f"{write(error)}"[:TEXT]
     except BaseException:
-        return "an error without a name"
-
-
-def _text(error):
-    try:
-        return str(error)[:TEXT]
-    except BaseException:  # an error of the stranger's that cannot even be printed
-        return ""
-
-
-def _repr(error):
-    try:
-        return repr(error)[:TEXT]
-    except BaseException:
-        return _name(error)
+        return otherwise
 
 
 if __name__ == "__main__":

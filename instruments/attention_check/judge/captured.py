@@ -8,8 +8,9 @@ import pandas as pd
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Judgement, Severity, within
 from attention_check.judge.tables import of_bound, of_conduct, wrong_gradients
-from attention_check.measure.captured import BEARS, FINITE, OVERFLOWS, ROUNDED, UNDEFINED, cheapest
-from attention_check.measure.measurements import TensorMeasurements
+from attention_check.measure.captured import BEARS, FINITE, OVERFLOWS, UNDEFINED
+from attention_check.measure.changes import cheapest
+from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.measure.wrong_answers import FAR, furthest
 from attention_check.probe.probe import summary
 from fa_lib.kernels.kernel_ref import label_of

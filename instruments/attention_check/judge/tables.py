@@ -9,13 +9,15 @@ from attention_check.isolation.worker import DRAWS, UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Severity, within
 from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
 from attention_check.measure.carry import LOST, carried
-from attention_check.measure.contract import BY_DEFAULT, NAMED
+from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, formats
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import EXPLAINED, ROUNDINGS
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
+from attention_check.measure.way import TAKES
 from attention_check.measure.wrong_answers import FAR, furthest
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED, CALLS
 from fa_lib.numerics.confidence import interval
 from fa_lib.numerics.formats import Format
@@ -63,7 +65,7 @@ def _chance(calls: pd.DataFrame, times: str, allowed: float, at: Callable[[pd.Se
 
 
 def place(row: pd.Series) -> dict:
-    """Of a row of `examine.measure`; queries is None where they are as many as keys."""
+    """Of a row of `tables.measure`; queries is None where they are as many as keys."""
     queries = int(row.queries) if row.queries < row.n else None
     return dict(distribution=row.distribution, fmt=row.fmt, n=int(row.n), queries=queries)
 
@@ -114,7 +116,7 @@ def wrong_gradients(rows: pd.DataFrame, times: str, limit: float) -> pd.DataFram
 
 
 def problems(table: pd.DataFrame) -> Iterator[Finding]:
-    """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
+    """A kernel that raises on inputs of a table of `tables.measure` does not support them; anything else fails."""
     for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
         severity = Severity.REPORTED if outcome in UNSUPPORTED else Severity.FAILS
         where = place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
@@ -159,7 +161,7 @@ def of_bound(close: pd.DataFrame, kernel: str) -> Iterator[Finding]:
 
 
 def scaled(lengths: pd.DataFrame) -> float | None:
-    """The one factor that a kernel's outputs are off by, in a table of its own rows of `examine.measure`; None where
+    """The one factor that a kernel's outputs are off by, in a table of its own rows of `tables.measure`; None where
     there is none, or one setting alone to see it in."""
     rows = lengths[lengths.outcome == Outcome.ANSWERED] if "factor" in lengths else lengths[:0]
     if len(rows) < 2 or not (rows.by_factor >= MADE).all():
@@ -291,6 +293,8 @@ WRONG = (Outcome.WRONG, Outcome.MALFORMED)
 
 def not_attention(asked: pd.DataFrame) -> Iterator[Finding]:
     """Say why a kernel that has no format is not judged."""
+    if formats(asked):
+        return
     bad, ended = (asked[asked.outcome.isin(outcomes)] for outcomes in (WRONG, (Outcome.ENDED,)))
     worst = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
     where = {name: worst[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(worst.dim))
@@ -359,6 +363,42 @@ def counted_shapes(found: Measurements) -> pd.DataFrame:
         return found.shapes
     calls = found.shapes["shape"].map(CALLS)
     return found.shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]
+
+
+def conventions(found: Measurements) -> Iterator[Finding]:
+    """Another convention is another answer, but for a layout of all tensors: a caller has to know that one anyway, and
+    which calls it takes."""
+    followed = tuple(key for key in found.conventions if key not in TAKES)
+    if followed:
+        severity = Severity.REPORTED if followed == (OTHER_LAYOUT,) else Severity.FAILS
+        yield Finding("convention", severity, dict(keys="+".join(followed)))
+    for key in found.conventions:
+        if key in TAKES:
+            yield Finding("takes", Severity.REPORTED, dict(key=key))
+
+
+def only_fp64(found: Measurements) -> Iterator[Finding]:
+    """Say of a kernel that runs in the golden value's own format alone that no error of it could be measured."""
+    if not len(found.lengths):
+        yield Finding("only_fp64", Severity.REPORTED)
+
+
+def on_gpu(found: Measurements) -> Iterator[Finding]:
+    """That it ran in the arithmetic of a GPU that is not there."""
+    if gpu := KernelRef.of(found.kernel).gpu:
+        yield Finding("on_gpu", Severity.REPORTED, dict(gpu=gpu))
+
+
+def coverage(found: Measurements) -> Iterator[Finding]:
+    """How much was judged. settings: of format, inputs, N and queries; shapes: of shape, head_dim and format; each with
+    how many were asked for."""
+    where = {}
+    for name, table, by in (("settings", found.lengths, ["fmt", "distribution", "n", "queries"]),
+                            ("shapes", counted_shapes(found), ["shape", "head_dim", "fmt"])):  # fmt: skip
+        ran = table[table.outcome == Outcome.ANSWERED] if len(table) else table
+        where |= {name: ran.groupby(by).ngroups if len(ran) else 0}
+        where |= {f"{name}_of": table.groupby(by).ngroups if len(table) else 0}
+    yield Finding("coverage", Severity.REPORTED, where)
 
 
 def of_relations(related: pd.DataFrame) -> Iterator[Finding]:

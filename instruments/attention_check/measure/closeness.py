@@ -4,7 +4,7 @@ attention."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,12 +15,14 @@ from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, k
 from attention_check.measure.mistakes import Cause, Rows, causes
 from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.reference_store import references
-from attention_check.probe.sampling import Sample
 from attention_check.tolerance import BLOCK, Tolerance, tolerance
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
+
+if TYPE_CHECKING:
+    from attention_check.probe.sampling import Sample
 
 NO_CAUSE = dict(key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)
 
@@ -85,35 +87,37 @@ def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any
         times: the largest error over its output's or its row's bound; rows, of: rows beyond it, and rows; key, same,
         share, fmt, tiles, factor: of `BoundCheck.cause`.
     """
-    found = BoundCheck.of(o, q, k, v, options)
-    if not found.finite:
-        return []
-    own = dict(times=found.times.max().item(), rows=int(found.over.sum()), of=found.over.numel())
-    return [own | found.cause()]
+    furthest = WorstCall()
+    furthest.add(BoundCheck.of(o, q, k, v, options))
+    return furthest.table()
 
 
 class WorstCall:
-    """Of the calls of a Probe, that it is called with, the one whose output is furthest beyond its bound; calls whose
-    golden value or a bound is not finite do not count."""
+    """Of several calls, those of a Probe that it is called with for example, the one whose output is furthest beyond
+    its bound; calls whose golden value or a bound is not finite do not count."""
 
     def __init__(self):
-        self.rows, self.of = 0, 0
+        self.rows, self.of, self.about = 0, 0, {}
         self.worst: BoundCheck | None = None
 
-    def __call__(self, part: Sample, o: Tensor) -> None:
+    def __call__(self, part: "Sample", o: Tensor) -> None:
         """part: the compared rows of a call; o: what the kernel that ran gave for them, float64."""
-        found = BoundCheck.of(o, part.q, part.k, part.v, part.options)
-        if not found.finite:
+        self.add(BoundCheck.of(o, part.q, part.k, part.v, part.options))
+
+    def add(self, call: BoundCheck, **about: Any) -> None:
+        """about: columns that say which call it is."""
+        if not call.finite:
             return
-        self.rows, self.of = self.rows + int(found.over.sum()), self.of + found.over.numel()
-        if self.worst is None or found.times.max() > self.worst.times.max():
-            self.worst = found
+        self.rows, self.of = self.rows + int(call.over.sum()), self.of + call.over.numel()
+        if self.worst is None or call.times.max() > self.worst.times.max():
+            self.worst, self.about = call, about
 
     def table(self) -> list[dict[str, Any]]:
         """As `closeness` of that call, with the rows of all calls; nothing where there was none."""
         if self.worst is None:
             return []
-        return [dict(times=self.worst.times.max().item(), rows=self.rows, of=self.of) | self.worst.cause()]
+        times = self.worst.times.max().item()
+        return [self.about | dict(times=times, rows=self.rows, of=self.of) | self.worst.cause()]
 
 
 def bounds(
@@ -130,25 +134,14 @@ def bounds(
         one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
         where the kernel gave nothing that is finite.
     """
-    fn = kernel_fn(kernel, able.causal)
-    rows, of, worst = 0, 0, None
+    fn, options, furthest = kernel_fn(kernel, able.causal), dict(causal=able.causal), WorstCall()
     for inputs in bounded_inputs(judged, n, seed, head_dim, device, able):
-        distribution, (q, k, v) = inputs.distribution, inputs.tensors()
+        q, k, v = inputs.tensors()
         answer = call_kernel(fn, q, k, v)
-        if answer.outcome != Outcome.ANSWERED:
-            continue
-        found = BoundCheck.of(
-            answer.output, q, k, v, dict(causal=able.causal), references().compute(tolerance_of, inputs)
-        )
-        if not found.finite:
-            continue
-        rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()
-        if worst is None or times > worst[0]:
-            worst = times, distribution, found
-    if worst is None:
-        return []
-    times, distribution, found = worst
-    return [dict(distribution=distribution, times=times, rows=rows, of=of) | found.cause()]
+        if answer.outcome == Outcome.ANSWERED:
+            about = references().compute(tolerance_of, inputs)
+            furthest.add(BoundCheck.of(answer.output, q, k, v, options, about), distribution=inputs.distribution)
+    return furthest.table()
 
 
 def bounded_inputs(judged: str, n: int, seed: int, head_dim: int, device: str, able: Capabilities) -> list[Inputs]:

@@ -92,10 +92,10 @@ def contract(
     if asker.ask_gradients(fmt) == Outcome.ANSWERED:
         for row in [*asker.rows]:
             if row["asked"] == HEAD_DIM and row["outcome"] == Outcome.ANSWERED:
-                asker.ask_gradients_at(fmt, row["dim"])
+                asker.ask_gradients_of(GRADIENTS_AT, fmt, Call(GRADIENTS_AT, 64, 64, head_dim=row["dim"]), row["dim"])
         for key in OPTIONS:
             if key in answered:
-                asker.ask_gradients_with(fmt, key)
+                asker.ask_gradients_of(GRADIENTS_WITH[key], fmt, Call(key, 256, 256, options=OPTIONS[key]))
     if "sinks" in answered:
         asker.ask_sinks_gradient(fmt)
     return asker.rows
@@ -175,15 +175,8 @@ class _Asker:
             return self.row(GRADIENTS)
         return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
 
-    def ask_gradients_at(self, fmt: Format, d: int) -> Outcome:
-        """Whether the gradients of 64 queries, or the last so many, and 64 keys are right at another head_dim."""
-        return self._ask_gradients(GRADIENTS_AT, fmt, Call(GRADIENTS_AT, 64, 64, head_dim=d), d)
-
-    def ask_gradients_with(self, fmt: Format, key: str) -> Outcome:
-        """Whether the gradients are right with an option, a key of OPTIONS."""
-        return self._ask_gradients(GRADIENTS_WITH[key], fmt, Call(key, 256, 256, options=OPTIONS[key]))
-
-    def _ask_gradients(self, asked, fmt, call, dim=0):
+    def ask_gradients_of(self, asked: str, fmt: Format, call: Call, dim: int = 0) -> Outcome:
+        """Whether the gradients of a call are right: at another head_dim, dim, or with an option."""
         q, k, v, options = self.inputs_of(fmt, call, 1)
         q, k, v = (x.contiguous().requires_grad_() for x in (q, k, v))
         dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)

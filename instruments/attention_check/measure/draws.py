@@ -29,8 +29,8 @@ class Columns:
     times: str
 
 
-OF_LENGTHS = Columns(("fmt", "distribution", "n", "queries"), "times_max")  # rows of `examine.measure`
-OF_SHAPES = Columns(("shape", "head_dim", "fmt", "tensor"), "ratio")  # rows of `shapes.measure_shapes`
+OF_LENGTHS = Columns(("fmt", "distribution", "n", "queries"), "times_max")  # rows of `tables.measure`
+OF_SHAPES = Columns(("shape", "head_dim", "fmt", "tensor"), "ratio")  # rows of `tables.measure_shapes`
 
 
 def worst_draws(rows: pd.DataFrame, columns: Columns, allowed: float) -> pd.DataFrame:

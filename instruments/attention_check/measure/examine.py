@@ -8,7 +8,6 @@ from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
 from attention_check.measure.reference_store import files_in, references
-from attention_check.measure.tables import tasks
 from attention_check.measure.way import way_of
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import REFERENCE_KERNELS
@@ -39,9 +38,11 @@ def examine(
     found = Measurements(way.conventions, way.asked)
     if not checked.judged:
         return found
+    tables = {name: TABLES[name] for name, _ in found.items()}
     with files_in(cache):
-        references().prefetch(tasks(checked))
-        for name, _ in found.items():
-            if measure := TABLES[name].measure:
-                found = replace(found, **{name: measure(checked, found)})
+        tasks = dict.fromkeys(task for table in tables.values() for task in table.needs(checked))
+        references().prefetch([*tasks])
+        for name, table in tables.items():
+            if table.run:
+                found = replace(found, **{name: table.run(checked, found)})
     return found

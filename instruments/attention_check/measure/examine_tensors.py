@@ -8,7 +8,8 @@ from torch import Tensor
 
 from attention_check.isolation.calls import Answer
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.captured import CARRIES, caches, changes, deviations, risks
+from attention_check.measure.captured import caches, deviations, risks
+from attention_check.measure.changes import CARRIES, changes
 from attention_check.measure.closeness import closeness
 from attention_check.measure.measurements import TensorMeasurements
 

@@ -5,24 +5,39 @@ from dataclasses import dataclass, field, fields
 
 import pandas as pd
 
+from attention_check.measure.contract import formats
+
+ROUNDED = "golden_rounded"  # in the column of kernels: the golden value rounded to q's dtype
+RAN = "ran"  # there, too: the kernel that ran when the tensors were captured
+
 
 def _table() -> pd.DataFrame:
     return field(default_factory=pd.DataFrame)
 
 
 @dataclass(frozen=True)
-class Measurements:
+class _Tables:
+    """Tables by name."""
+
+    def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Each table with its name."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return ((name, table) for name, table in values if isinstance(table, pd.DataFrame))
+
+
+@dataclass(frozen=True)
+class Measurements(_Tables):
     """The tables of `examine.examine`, in the order in which they are measured. One is empty where its question was not
     asked.
 
     Attributes:
         conventions: keys of the conventions that it follows instead of what was asked for, and to which it was adapted.
         asked: what the kernel can do: rows of `contract.contract`.
-        lengths: its errors over N, formats, numbers of queries and seeds: rows of `examine.measure`; of the kernels
+        lengths: its errors over N, formats, numbers of queries and seeds: rows of `tables.measure`; of the kernels
             that stand beside it, too.
         sums: what it carries from tile to tile: rows of `carry.carry`.
-        shapes: its errors over shapes and masks: rows of `shapes.measure_shapes`.
-        inputs: its errors on inputs that make trouble: rows of `examine.measure`.
+        shapes: its errors over shapes and masks: rows of `tables.measure_shapes`.
+        inputs: its errors on inputs that make trouble: rows of `tables.measure`.
         bounds: its outputs and their own bounds: rows of `closeness.bounds`.
         splits: which emulation has its errors: rows of `split_keys.rounded_splits`.
         repeats: one call again and again: rows of `determinism.repeats`.
@@ -46,14 +61,14 @@ class Measurements:
     conduct: pd.DataFrame = _table()
     kernel: str = ""
 
-    def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Each table with its name."""
-        names = (each.name for each in fields(self) if each.name not in ("conventions", "kernel"))
-        return ((name, getattr(self, name)) for name in names)
+    @property
+    def has_format(self) -> bool:
+        """Whether the kernel answers in some format. Formats come first in `asked`."""
+        return bool(formats(self.asked))
 
 
 @dataclass(frozen=True)
-class TensorMeasurements:
+class TensorMeasurements(_Tables):
     """The tables of captured tensors. One is empty where its question was not asked.
 
     Attributes:
@@ -73,7 +88,3 @@ class TensorMeasurements:
     caches: pd.DataFrame = _table()
     gradients: pd.DataFrame = _table()
     conduct: pd.DataFrame = _table()
-
-    def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Each table with its name; without the changes, which are several."""
-        return ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "changes")

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pandas as pd
 
-from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.capability import kernel_fn
+from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from attention_check.measure.carry import carried, carry
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.closeness import bounded_inputs, bounds, tolerance_of
 from attention_check.measure.determinism import repeats
-from attention_check.measure.draws import OF_LENGTHS, redraw_failures, worst_draws
+from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, redraw_failures, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import (
     ORDINARY,
@@ -29,12 +29,11 @@ from attention_check.measure.reference_cache import (
 from attention_check.measure.reference_store import references
 from attention_check.measure.relations import relate
 from attention_check.measure.rounding_mode import rounding_mode
-from attention_check.measure.shapes import cases_of, grids_of, measure_shapes, shapes_table
 from attention_check.measure.split_keys import SPLITS, rounded_splits
-from fa_lib.execution.sweep import sweep
+from fa_lib.execution.sweep import expand, sweep
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
-from fa_lib.kernels.rule import ALLOWED, CALLS, exact
+from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 from fa_lib.theory.worst_inputs import worst_inputs
@@ -146,23 +145,34 @@ def _troubled(checked):
     return checked.inputs_for(names, checked.plan.troubled_n, [None], checked.plan.bias_seeds)
 
 
-def tasks(checked: CheckedKernel) -> list[tuple]:
-    """List what an examination will get of `references`, each once, in that order."""
+def needs_of_lengths(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `over_lengths`."""
     inputs, order = checked.over_lengths()
-    listed: list[tuple] = [
-        *((reference_values, inputs[i]) for i in order),
-        *((measure, checked.beside, each) for each in _emulated(checked)),
-        *((exact, case) for case in cases_of(_grids(checked), checked.device, checked.able)),
-    ]
+    emulated = ((measure, checked.beside, each) for each in _emulated(checked))
+    return [*((reference_values, inputs[i]) for i in order), *emulated]
+
+
+def needs_of_shapes(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `over_shapes`, which may get others as well: without gradients where a kernel has
+    none, and of other draws."""
+    call = dict(distribution="normal", gradients=checked.able.gradients, device=checked.device)
+    return [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
+
+
+def needs_of_trouble(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `on_trouble`: worst inputs are searched for, before anything is computed on them."""
+    tasks: list[tuple] = []
     for each in _troubled(checked):
-        if each.distribution == WORST:  # they are searched for, before anything is computed on them
-            listed.append((worst_inputs, each.n, each.seed, each.head_dim))
-        listed.append((reference_values, each))
-    plan = checked.plan
-    for fmt in checked.judged:
-        of_format = (fmt, plan.troubled_n, plan.first_seed, checked.way.head_dim, checked.device, checked.able)
-        listed += [(tolerance_of, each) for each in bounded_inputs(*of_format)]
-    return [*dict.fromkeys(listed)]
+        if each.distribution == WORST:
+            tasks.append((worst_inputs, each.n, each.seed, each.head_dim))
+        tasks.append((reference_values, each))
+    return tasks
+
+
+def needs_of_bounds(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values of `within_bounds`."""
+    call = (checked.plan.troubled_n, checked.plan.first_seed, checked.way.head_dim, checked.device, checked.able)
+    return [(tolerance_of, each) for fmt in checked.judged for each in bounded_inputs(fmt, *call)]
 
 
 def _inputs(row):
@@ -206,3 +216,43 @@ def measure(names: Sequence[KernelRef | str | Callable], inputs: Inputs) -> list
         outcome |= dict(finite=answer.finite)
         rows.append(dict(queries=q.shape[-2], kernel=in_table(kernel)) | numbers | outcome)
     return rows
+
+
+def grids_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[str], seed: int) -> list[dict]:
+    """Grids of `measure_shapes`, in which each shape has each head_dim, in one format after the other, so that every
+    two of a shape, a head_dim and a format meet; in all formats where head_dims are too few for that."""
+    turns = len(formats) if len(head_dims) >= len(formats) else 1
+    return [
+        dict(shape=own, head_dim=[head_dim], fmt=[fmt], seed=seed)
+        for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
+        if (own := [shape for at, shape in enumerate(shapes) if (at + j - i) % turns == 0])
+    ]  # fmt: skip
+
+
+def shapes_table(grids: Sequence[dict], over: Callable, again: Callable) -> pd.DataFrame:
+    """A table of `measure_shapes`, of over(grid) for each of `grids_of`. again: as of `redraw_failures`, of outputs."""
+    if not grids:
+        return pd.DataFrame()
+    rows = pd.concat([over(grid) for grid in grids], ignore_index=True)
+    outputs, others = rows[rows.tensor == "o"], rows[rows.tensor != "o"]
+    return pd.concat([redraw_failures(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
+
+
+def measure_shapes(
+    shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: KernelRef | str | Callable,
+    device: str = "cpu", able: Capabilities = ALL_CAPABILITIES,
+) -> list[dict]:  # fmt: skip
+    """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
+
+    Returns:
+        rows: those of `rule`, and outcome and problem, as `call_kernel` has them.
+    """
+    fn = with_kernel_errors(kernel_fn(kernel, able.causal))
+    for gradients in (True, False) if able.gradients else (False,):
+        case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
+        try:
+            rows = rule_rows(fn, case, references().tensors(exact, case))
+            return [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
+        except KernelError as error:
+            last = error
+    return [dict(tensor="o", ratio=math.nan, passed=None, outcome=last.outcome, problem=str(last))]

@@ -53,7 +53,8 @@ def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, Figure
     Returns:
         dict of key of `anchors.PICTURES` -> figure; {} for a kernel that runs in no format.
     """
-    return panels_of(_drawings(judgement, found), dict(sides=(4.4, 4.0))) if len(found.lengths) else {}
+    drawings = _drawings(judgement, found) if len(found.lengths) else {}
+    return panels_of(drawings, dict(sides=(4.4, 4.0)))
 
 
 def _drawings(judgement, found):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
-from attention_check.measure.captured import BETTER, CHANGES
+from attention_check.measure.changes import BETTER, CHANGES
 from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, minor_2_and_5, panels_of
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 from attention_check.checks import CHECKS
-from attention_check.judge.findings import Judgement
-from attention_check.report.sentences import sentences_of
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,7 @@ PICTURES = {
         "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
     ),
 }
-SOURCES = {  # findings of captured tensors and of models, and of what a kernel does -> keys of pictures and of tables
-    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "convention", "takes", "unsupported", "raises", "on_gpu"),
-                    ("asked",)), "coverage": ("lengths",),
-    **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
+SOURCES = {  # findings of captured tensors and of models -> keys of pictures and of tables
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
     "finite_change": ("better",),
     **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
@@ -72,9 +67,3 @@ SOURCES = {  # findings of captured tensors and of models, and of what a kernel 
 }  # fmt: skip
 for _check in CHECKS.values():  # the first first
     SOURCES |= {what: tuple(dict.fromkeys((*SOURCES.get(what, ()), *keys))) for what, keys in _check.finds.items()}
-
-
-def alternative_text(key: str, judgement: Judgement) -> str:
-    """The alternative text of a picture: its question, and every finding that comes from it."""
-    sentences = [one for group in sentences_of(judgement).values() for one in group if key in SOURCES.get(one.what, ())]
-    return " ".join([PICTURES[key].title, *(one.line for one in sentences)])

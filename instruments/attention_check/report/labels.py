@@ -1,11 +1,12 @@
 """Names of what is measured, as tables, sentences and pictures show them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from attention_check.conventions.conventions import is_of_keys, of_keys
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import CAPABILITIES, GRADIENTS_AT, GRADIENTS_WITH, HEAD_DIM
-from attention_check.measure.captured import RAN, ROUNDED
+from attention_check.measure.measurements import RAN, ROUNDED
 from fa_lib.kernels.kernel_ref import label_of
 
 LABELS = {
@@ -28,6 +29,7 @@ COMBINED = {each.key: each.needs for each in CAPABILITIES if each.combines}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
 SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
+CACHES = {"FP8_HEAD": "FP8 with a scale a head", "MXFP8_UP": "MXFP8", "NVFP4": "NVFP4"}  # keys of SCHEMES
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
 MODES = {  # of `rounding_mode`
     "nearest_even": "round to nearest, ties to even",
@@ -43,6 +45,20 @@ NOTES = {  # of `contract`
     "bhsd": "reads (batch, heads, sequence, head_dim), by the look of its answer: leave out --layout bshd",
     "layout_o_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
     "factor": "returns a multiple of attention's output, by the look of its answer",
+}
+CAUSES = {  # key of a mistakes.Cause -> its subject
+    "accumulator": "O carried in {fmt} over {tiles} tiles",
+    "sums": "attention with O and l carried in {fmt} over {tiles} tiles",
+    "row_sum": "the row sum l carried in {fmt} over {tiles} tiles",
+    "scores": "attention with scores rounded to {fmt}",
+    "every_step": "attention with every step in {fmt} over {tiles} tiles",
+    "inputs": "attention with Q, K and V rounded to {fmt}",
+    "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
+    "scale_factor": "attention with {factor:.4g} times its scale",
+    "factor": "{factor:.4g} times attention's output",
+    "bias": "rounding to one side, which makes outputs {factor:.6g} times attention's,",
+    "keep_missing": "attention without dropout",
+    "mask_rounded": "a mask rounded to Q's format before it is added",
 }
 
 
@@ -95,3 +111,18 @@ def plural(count: int, one: str, more: str = "s") -> str:
 def queries_in_words(queries: int | None) -> str:
     """Name a number of queries at a time; None: as many as keys."""
     return "as many queries as keys" if queries is None else f"{queries} quer{plural(queries, 'y', 'ies')}"
+
+
+def subject(where: Mapping[str, Any]) -> str:
+    """A cause's subject. where: of a Cause: key, fmt, tiles, factor."""
+    if where["key"] in CAUSES:
+        return CAUSES[where["key"]].format(**where)
+    text = of_keys(where["key"])
+    return f"{text}," if "," in text or ":" in text else text
+
+
+def has_this_error(where: Mapping[str, Any]) -> str:
+    """Which mistake has an error, as a clause. where: of a Cause; an empty key where there is none."""
+    if not where["key"]:
+        return "no mistake and no rounding that was tried has this error"
+    return f"{subject(where)} has {'this error' if where['same'] else 'an error of this size'}"

@@ -3,20 +3,23 @@
 import base64
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 from attention_check.judge.findings import Judgement, Severity
 from attention_check.report import sentences
-from attention_check.report.anchors import PICTURES, SOURCES, alternative_text
-from attention_check.report.sentence import folded
-from attention_check.report.tables import BROKE, TEXTS
+from attention_check.report.anchors import PICTURES, SOURCES
+from attention_check.report.page_files import PageFiles
+from attention_check.report.tables import Section
+from fa_lib.execution.results import provenance
 from fa_lib.execution.untrusted import Untrusted
 
 TEMPLATES = Path(__file__).parent
@@ -29,57 +32,55 @@ COUNTS = {Severity.FAILS: "against it", Severity.REPORTED: "reported, not counte
 
 
 @dataclass(frozen=True)
-class Section:
-    """A table under a heading.
+class Report:
+    """A check that has been made.
 
     Attributes:
-        key: its anchor, of `anchors.SOURCES`.
-        table: text in every cell, as `tables` makes it; a column `breaks` of truth values becomes a word.
-        text: how it is read.
+        judgement: what was found. page: the HTML file; its tables are CSV files in the folder of the same name.
+        record: findings, settings and versions, as JSON can hold them.
     """
 
-    key: str
-    heading: str
-    table: pd.DataFrame
-    text: str = ""
+    judgement: Judgement
+    page: Path
+    record: dict
 
-    @property
-    def columns(self) -> list[tuple[str, bool]]:
-        """Names, and whether they hold numbers."""
-        return [(name, name not in TEXTS) for name in self.table if name != BROKE]
 
-    @property
-    def broke(self) -> list[bool] | None:
-        """Of each row, whether it breaks the rule; None where none does."""
-        broke = self.table[BROKE].astype(bool).tolist() if BROKE in self.table else []
-        return broke if any(broke) else None
+def write_report(
+    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: Mapping[str, Figure],
+    tables: Iterable[tuple[str, pd.DataFrame]], about: Mapping[str, Any], settings: Mapping[str, Any],
+) -> Report:  # fmt: skip
+    """Write the tables, the record and the page of a judgement.
 
-    @property
-    def rows(self) -> list[list[str]]:
-        cells = self.table.drop(columns=BROKE, errors="ignore")
-        return [[f"{cell}" for cell in row] for row in cells.itertuples(index=False, name=None)]
+    Args:
+        sections: tables of the page. panels: key of `anchors.PICTURES` -> figure, drawn into the page, and closed.
+        tables: name -> table, for a CSV file each. about: name -> value, for the heading: kernel, versions, date.
+        settings: name -> value, for the end, and for the record.
+    """
+    text = page(judgement, sections, panels, about, settings)
+    record = judgement.record() | provenance(settings)
+    files.write(text, record, tables)
+    for figure in panels.values():
+        plt.close(figure)
+    return Report(judgement, files.page, record)
 
 
 def page(
-    judgement: Judgement, sections: Sequence[Section], panels: Mapping[str, Any] | None = None,
-    about: Mapping[str, str] | None = None, settings: Mapping[str, Any] | None = None,
+    judgement: Judgement, sections: Sequence[Section], panels: Mapping[str, Figure] | None = None,
+    about: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
-    """The page of a judgement.
-
-    Args:
-        panels: key of `anchors.PICTURES` -> matplotlib Figure, drawn into the page.
-        about: name -> value, for the heading: kernel, versions, date, device.
-        settings: name -> value, for the end.
-    """
+    """The page of a judgement; arguments as of `write_report`."""
     panels, sections = panels or {}, [section for section in sections if len(section.table)]
     anchors = {key: f"picture-{key}" for key in panels} | {each.key: f"table-{each.key}" for each in sections}
-    groups = sentences.sentences_of(judgement)
+    groups, headline = sentences.sentences_of(judgement), sentences.headline(judgement)
+    rows = {severity: sentences.folded(group) for severity, group in groups.items()}
+    said = [one for group in groups.values() for one in group]
     return rendered(
-        TEMPLATES / "page.html.jinja", judgement=judgement, question=QUESTIONS[judgement.kind],
-        headline=sentences.headline(judgement),
+        TEMPLATES / "page.html.jinja", judgement=judgement, question=QUESTIONS[judgement.kind], headline=headline,
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
-        groups=[(each.value, sentences.HEADINGS[each], _rows(group, anchors)) for each, group in groups.items()],
-        pictures=[dict(key=key, png=png(figure), alt=alternative_text(key, judgement), words=PICTURES[key])
+        groups=[(severity.value, sentences.HEADINGS[severity],
+                 [[[_row(one, anchors) for one in run] for run in like] for like in kinds])
+                for severity, kinds in rows.items()],
+        pictures=[dict(key=key, png=png(_literal(figure)), alt=_alternative_text(key, said), words=PICTURES[key])
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about), settings=_texts(settings),
     )  # fmt: skip
@@ -116,8 +117,18 @@ def png(figure) -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def _rows(group, anchors):
-    return [[[_row(one, anchors) for one in run] for run in like] for like in folded(group)]
+def _literal(figure):
+    """A figure in whose legends the names of strangers are neither formulas nor control characters."""
+    legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
+    for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
+        text.set_text("\n".join(map(Untrusted, text.get_text().split("\n"))))
+        text.set_parse_math(False)
+    return figure
+
+
+def _alternative_text(key, sentences):
+    """The alternative text of a picture: its question, and every finding that comes from it."""
+    return " ".join([PICTURES[key].title, *(one.line for one in sentences if key in SOURCES.get(one.what, ()))])
 
 
 def _row(said, anchors):

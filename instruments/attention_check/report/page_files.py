@@ -2,13 +2,17 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attention_check.judge.findings import Judgement
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import reports
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RECORD = "judgement.json"
 
@@ -43,8 +47,12 @@ class PageFiles:
         for old in (self.page, self.folder / RECORD, *self.folder.glob("*.csv")):
             old.unlink(missing_ok=True)
 
-    def write(self, record: dict, page: str) -> None:
-        """The record of a judgement, then its page."""
+    def write(self, page: str, record: dict, tables: "Iterable[tuple[str, pd.DataFrame]]") -> None:
+        """Write the tables of a judgement that are not empty, its record, then its page."""
+        for name, table in tables:
+            if not table.empty:
+                with replacing(self.folder / f"{name}.csv") as path:
+                    table.to_csv(path, index=False, float_format="%.7g")
         with replacing(self.folder / RECORD) as path:
             path.write_text(json.dumps(record, indent=1) + "\n")
         with replacing(self.page) as path:

@@ -1,14 +1,20 @@
 """From findings to sentences, for terminal, page and figures' titles. Nothing reads them back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.measure.capability import NAMED_OPTIONS
 from attention_check.report.labels import KERNELS, SUMS, label, named
-from attention_check.report.sentence import Sentence, as_times, folded, gravity
-from attention_check.report.wordings import WORDINGS
+from attention_check.report.wordings import WORDINGS, Sentence, as_times, gravity
 from fa_lib.execution.untrusted import Untrusted
 
+ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
+LIKE = 3  # findings of a kind that are shown; the others are folded
+WHY_NOT_JUDGED = {
+    "unsupported": "Not asked, since it takes no option that is called so",
+    "raises": "Not judged, since it raises an error that is no refusal",
+}
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 HEADINGS = {  # of findings, by what they mean for the verdict
     Severity.FAILS: "Counts against it", Severity.REPORTED: "Reported, not counted", Severity.PASSES: "Holds",
@@ -27,9 +33,9 @@ def headline(judgement: Judgement) -> Untrusted:
     text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
         text += " Its rows see later keys: it was not judged as a decoder."
-    left, raising = not_judged(judgement, "unsupported"), not_judged(judgement, "raises")
-    text += f" Not asked, since it takes no option that is called so: {', '.join(left)}." if left else ""
-    text += f" Not judged, since it raises an error that is no refusal: {', '.join(raising)}." if raising else ""
+    for what, why in WHY_NOT_JUDGED.items():
+        if options := not_judged(judgement, what):
+            text += f" {why}: {', '.join(options)}."
     return Untrusted(text)
 
 
@@ -119,4 +125,7 @@ def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
     return {severity: group for severity, group in found.items() if group}
 
 
-ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
+def folded(group: Iterable[Sentence]) -> list[tuple[list[Sentence], list[Sentence]]]:
+    """Findings of each kind: those that are shown, the gravest; and those that are folded, none where it is one."""
+    kinds = [[*like] for _, like in groupby(group, key=lambda one: one.what)]
+    return [(like[:LIKE], like[LIKE:]) if len(like) > LIKE + 1 else (like, []) for like in kinds]

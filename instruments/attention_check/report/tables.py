@@ -3,21 +3,19 @@
 A column `breaks`, of truth values, says of which rows the rule is broken, or an answer is at fault.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pandas as pd
 
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.tables import uncounted_breaks
-from attention_check.measure.captured import CHANGES, ROUNDED
+from attention_check.measure.changes import CHANGES
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
-from attention_check.probe.probe import summary
-from attention_check.report.labels import CASTS, MODES, NAMES, label, noted
-from attention_check.report.sentences_cause import subject
-from fa_lib.kernels.kernel_ref import label_of
+from attention_check.report.labels import CASTS, MODES, label, noted, subject
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 
@@ -39,6 +37,38 @@ TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "FP32", "of", "into", "casts", "kernel", "change", "cost", "layer", "model", "what", "detail", "first at",
     "merged in", "gradient", "what has this error",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table under a heading.
+
+    Attributes:
+        key: its anchor, of `anchors.SOURCES`.
+        table: text in every cell, as `tables` makes it; a column `breaks` of truth values becomes a word.
+        text: how it is read.
+    """
+
+    key: str
+    heading: str
+    table: pd.DataFrame
+    text: str = ""
+
+    @property
+    def columns(self) -> list[tuple[str, bool]]:
+        """Names, and whether they hold numbers."""
+        return [(name, name not in TEXTS) for name in self.table if name != BROKE]
+
+    @property
+    def broke(self) -> list[bool] | None:
+        """Of each row, whether it breaks the rule; None where none does."""
+        broke = self.table[BROKE].astype(bool).tolist() if BROKE in self.table else []
+        return broke if any(broke) else None
+
+    @property
+    def rows(self) -> list[list[str]]:
+        cells = self.table.drop(columns=BROKE, errors="ignore")
+        return [[f"{cell}" for cell in row] for row in cells.itertuples(index=False, name=None)]
 
 
 def by_call(asked: pd.DataFrame) -> pd.DataFrame:
@@ -72,9 +102,9 @@ def by_length(lengths: pd.DataFrame, kernel: str = "") -> pd.DataFrame:
         "root mean square": of.rmse.mean(),
     })  # fmt: skip
     fault = of.outcome.agg(lambda outcomes: outcomes.isin(FAULTS).any())
-    rows = _numbers(errors).assign(**{BROKE: fault | (worst > ALLOWED["o"])}).reset_index().rename(columns=COLUMNS)
+    rows = numbers_text(errors).assign(**{BROKE: fault | (worst > ALLOWED["o"])}).reset_index().rename(columns=COLUMNS)
     front = [BROKE, "worst / Baseline's", "mean / Baseline's", "format", "inputs", "N", "queries"]
-    return _sorted(rows[[*front, "largest error", "root mean square"]], worst.to_numpy())
+    return gravest_first(rows[[*front, "largest error", "root mean square"]], worst.to_numpy())
 
 
 def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
@@ -85,13 +115,13 @@ def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
     for (fmt, distribution), rows in inputs.groupby(["fmt", "distribution"], sort=False):
         mean, low, high = interval(rows.outwards)
         worst.append(rows.times_max.mean())
-        line = {BROKE: bool(rows.outcome.isin(FAULTS).any()), "error / Baseline's": _number(worst[-1])}
+        line = {BROKE: bool(rows.outcome.isin(FAULTS).any()), "error / Baseline's": number_text(worst[-1])}
         line |= dict(fmt=fmt, distribution=distribution)
         line |= {"away from zero (ulp)": _signed(mean), "95 % interval": f"{_signed(low)} to {_signed(high)}"}
         line |= {"Baseline's (ulp)": _signed(rows.baseline_outwards.mean())}
         lines.append(line | dict(problem=rows.problem.iloc[0]))
     found = pd.DataFrame(lines).rename(columns=COLUMNS)
-    return _sorted(found if found.problem.any() else found.drop(columns="problem"), worst)
+    return gravest_first(found if found.problem.any() else found.drop(columns="problem"), worst)
 
 
 def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
@@ -103,7 +133,7 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     each = [worst_draws(rows, OF_SHAPES, ALLOWED[tensor]) for tensor, rows in shapes.groupby("tensor", sort=False)]
     calls = pd.concat(each, ignore_index=True)
     beyond = (calls.outcome == Outcome.ANSWERED) & ~(calls.ratio <= calls.tensor.map(ALLOWED))
-    wide = calls.assign(ratio=calls.ratio.map(_number) + beyond.map({True: " !", False: ""}))
+    wide = calls.assign(ratio=calls.ratio.map(number_text) + beyond.map({True: " !", False: ""}))
     wide = wide.pivot(index=index, columns="tensor", values="ratio").fillna("–")
     wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
     outputs = calls.assign(beyond=beyond)[calls.tensor == "o"].set_index(index)
@@ -111,7 +141,7 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None)
     found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index().rename(columns=COLUMNS)
     front = [name for name in found if name not in ("shape", "head_dim", "format")]
-    return _sorted(found[[*front, "shape", "head_dim", "format"]], outputs.ratio.reindex(wide.index).to_numpy())
+    return gravest_first(found[[*front, "shape", "head_dim", "format"]], outputs.ratio.reindex(wide.index).to_numpy())
 
 
 def by_relation(related: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +162,7 @@ def by_relation(related: pd.DataFrame) -> pd.DataFrame:
     order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]
     found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index()
-    return _sorted(found[[*found.columns.drop(index), *index]], 1.0 - equal.loc[order].to_numpy())
+    return gravest_first(found[[*found.columns.drop(index), *index]], 1.0 - equal.loc[order].to_numpy())
 
 
 def by_repeats(repeats: pd.DataFrame) -> pd.DataFrame:
@@ -160,7 +190,7 @@ def by_splits(splits: pd.DataFrame) -> pd.DataFrame:
     merged = [row.fmt if row.low_merge else "FP32" for row in splits.itertuples()]
     columns = {"explained": explained.map("{:.0%}".format), "parts": splits.splits.astype(str), "merged in": merged}
     rows = pd.DataFrame(columns)
-    return _sorted(rows, explained.to_numpy())
+    return gravest_first(rows, explained.to_numpy())
 
 
 def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
@@ -182,75 +212,24 @@ def by_change(better: Mapping[str, list[dict]]) -> pd.DataFrame:
     ])  # fmt: skip
 
 
-def by_head(risky: pd.DataFrame) -> pd.DataFrame:
-    """A table of `captured.risks`, four digits."""
-    return risky.round(4).astype(str)
-
-
-def by_kernel(far: pd.DataFrame, named: Callable[[str], str]) -> pd.DataFrame:
-    """A table of `captured.deviations`: for each head every kernel's largest error over Baseline's, the kernel that is
-    judged in front. named: writes a kernel's name for readers."""
-    ran = far[far.outcome == Outcome.ANSWERED]
-    if not len(ran):
-        return far[[]]
-    names = sorted(dict.fromkeys(ran.kernel), key=ROUNDED.__eq__)
-    wide = ran.pivot(index="head", columns="kernel", values="times_max")[names].rename_axis(columns=None)
-    found = _numbers(wide).rename(columns=named).assign(head=[f"{int(head)}" for head in wide.index])
-    return _sorted(found.reset_index(drop=True), wide[names[0]].to_numpy())
-
-
-def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
-    """A table of `captured.gradients`: a line for each gradient."""
-    ran = found[found.outcome == Outcome.ANSWERED] if len(found) else found
-    return pd.DataFrame([
-        {"largest error / Baseline's": _number(row.times_max), "root mean square, of its own": f"{row.relative:.2g}",
-         "gradient": NAMES[row.tensor]} for row in ran.itertuples()
-    ])  # fmt: skip
-
-
 def by_bound(close: pd.DataFrame) -> pd.DataFrame:
     """A table of `closeness` or `closeness.bounds`: the largest error over its own bound, and rows beyond it."""
     return pd.DataFrame([
-        {BROKE: row.times > 1, "largest error / its bound": _number(row.times), "rows beyond it": f"{row.rows:,}",
+        {BROKE: row.times > 1, "largest error / its bound": number_text(row.times), "rows beyond it": f"{row.rows:,}",
          "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else "",
          **(dict(inputs=row.distribution, format=row.judged) if "judged" in close else {})}
         for row in close.itertuples()
     ])  # fmt: skip
 
 
-def by_cache(cached: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
-    """A table of `captured.caches`: for each head how far a cache moves O, the head that suffers most in front.
-    labels: of caches."""
-    if not len(cached):
-        return cached
-    wide = cached.pivot(index="head", columns="cache", values="relative").rename_axis(columns=None)
-    wide = wide[[key for key in labels if key in wide]]
-    found = wide.map("{:.1%}".format).rename(columns=labels).assign(head=[f"{head}" for head in wide.index])
-    return _sorted(found.reset_index(drop=True), wide.iloc[:, 0].to_numpy())
-
-
-def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
-    """A table of a Probe: for each layer the largest error of every kernel over Baseline's, that which ran in front."""
-    worst = summary(table, baseline)
-    if not len(worst):
-        return worst
-    front = sorted(worst.columns, key="ran".__ne__)
-    broke = {BROKE: worst.ran > ALLOWED["o"]} if "ran" in worst else {}
-    found = _numbers(worst[front]).assign(**broke).rename_axis(columns=None)
-    found = found[[*broke, *front]].rename(columns=label_of).reset_index()
-    return found[[*found.columns.drop(["model", "layer"]), "model", "layer"]]
-
-
-def _number(value):
+def number_text(value):
     """Two digits after the point, fewer of what is large; a dash where there is none."""
     return "–" if pd.isna(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-def _numbers(table):
-    """Errors, which may be small, in three digits; their quotients as `_number` has them."""
-    return pd.DataFrame({
-        name: column.map(_number if column.abs().max() >= 0.1 else "{:.1e}".format) for name, column in table.items()
-    }, index=table.index)  # fmt: skip
+def numbers_text(table):
+    """Errors, which may be small, in three digits; their quotients as `number_text` has them."""
+    return table.apply(lambda column: column.map(number_text if column.abs().max() >= 0.1 else "{:.1e}".format))
 
 
 def _signed(number):
@@ -258,7 +237,7 @@ def _signed(number):
     return f"{round(number, 3) + 0.0:+.3f}"
 
 
-def _sorted(table, gravity):
+def gravest_first(table, gravity):
     """The gravest rows first: those that break the rule, then by a number, the largest first."""
     broke = table[BROKE].astype(bool) if BROKE in table else pd.Series(False, table.index)
     keys = pd.DataFrame({"broke": broke.to_numpy(), "gravity": pd.Series(gravity).to_numpy(dtype=float)})

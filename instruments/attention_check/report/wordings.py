@@ -1,4 +1,4 @@
-"""Every finding in words: one table, by its key."""
+"""Every finding in words: one table, by its key. Nothing reads the words back."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,18 +8,20 @@ from typing import Any
 from attention_check.conventions.conventions import of_keys
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import FIRST
-from attention_check.measure.captured import CACHES, CHANGES
+from attention_check.measure.changes import CHANGES
 from attention_check.measure.contract import BY_DEFAULT
 from attention_check.measure.plan import FEW
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
+    CACHES,
     CASTS,
     KERNELS,
     MODES,
     NAMES,
     SUMS,
+    has_this_error,
     label,
     labels,
     listed,
@@ -27,9 +29,9 @@ from attention_check.report.labels import (
     noted,
     plural,
     queries_in_words,
+    subject,
 )
-from attention_check.report.sentence import Sentence, as_times, beyond, gravity, times
-from attention_check.report.sentences_cause import has_this_error, subject
+from fa_lib.execution.untrusted import Untrusted
 from fa_lib.numerics.formats import BF16, E4M3, FP16, Format
 
 ONE_TILE = 0.1  # of what a sum kept from tile to tile loses: 64 of 1,024 terms, which a tile holds, are less
@@ -39,6 +41,85 @@ UNSEEN = {  # findings that hide a carry
     "coarse": "its outputs are numbers of a coarser format",
 }
 RULE: dict[str, Any] = dict(number="{times}", limit="{times_limit}")  # of an error over Baseline's
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What is said of a finding. Its texts may hold a stranger's, and are `Untrusted`.
+
+    Attributes:
+        text: a sentence without its full stop.
+        number: what was measured, with its unit; limit: up to which that passes. "" where there is none.
+        more: whole sentences: how it is known. change: what to change, "hold O in FP32".
+        severity: what it means for the judgement. what: the finding's.
+        beyond: it is reported alone, and its number is beyond a limit.
+    """
+
+    text: str
+    number: str = ""
+    limit: str = ""
+    more: str = ""
+    change: str = ""
+    severity: Severity = Severity.REPORTED
+    what: str = ""
+    beyond: bool = False
+
+    def __post_init__(self):
+        for name in ("text", "number", "limit", "more", "change"):
+            object.__setattr__(self, name, Untrusted(getattr(self, name)))
+
+    @property
+    def remedy(self) -> str:
+        """What to change, as a sentence; "" where nothing is known."""
+        return f"What to change: {self.change}." if self.change else ""
+
+    @property
+    def line(self) -> str:
+        """Sentence, number and limit as one sentence."""
+        limit = f", limit {self.limit}" if self.limit else ""
+        return f"{self.text}{': ' if self.number else ''}{self.number}{limit}."
+
+
+def gravity(finding: Finding) -> tuple[int, float]:
+    """What sorts findings, the gravest first: what counts against it, then by how far it is beyond its limit."""
+    order = (Severity.FAILS, Severity.REPORTED, Severity.PASSES)
+    if finding.limit is None:
+        return order.index(finding.severity), 0.0
+    over = float("inf") if finding.number is None else finding.number / (finding.limit or 1)
+    return order.index(finding.severity), -over
+
+
+def beyond(finding: Finding) -> bool:
+    """Whether it does not count, though it is beyond its limit or not finite."""
+    if finding.severity != Severity.REPORTED or finding.limit is None:
+        return False
+    return finding.number is None or finding.number > finding.limit
+
+
+def times(finding: Finding) -> tuple[str, str]:
+    """Number and limit of an error over Baseline's: "2.4 × Baseline's", "2 ×"; "" where nothing is limited."""
+    limit = "" if finding.limit is None else f"{finding.limit:g} ×"
+    if finding.number is None:
+        return "not finite", limit
+    return f"{as_times(finding.number, finding.limit)} × Baseline's", limit
+
+
+def as_times(number: float, limit: float | None = None) -> str:
+    """How many times something is something else, with as many digits as show that it is not 0, and on which side of a
+    limit it is: "2.4", "0.03", "2.001"; from 100 on in three digits, from 10,000 on in two and a power of ten: "461",
+    "1,230", "4.4e8"."""
+    if number >= 9995:
+        return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+    if number >= 99.95:
+        return f"{float(f'{number:.3g}'):,.0f}"
+    digits = 1
+    while number > 0 and not round(number, digits) and digits < 4:
+        digits += 1
+    while limit and round(number, digits) == limit != number and digits < 6:
+        digits += 1
+    if number > 0 and not round(number, digits):
+        return f"less than {10.0**-digits:g}"
+    return f"{number:.{digits}f}"
 
 
 class _Values(dict):

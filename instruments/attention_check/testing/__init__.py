@@ -2,14 +2,14 @@
 `parametrize_with_checks`, which makes a test of every check of a kernel. docs/reference/testing.md shows both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from attention_check.measure.mistakes import Cause, Rows, cause
-from attention_check.report.sentences_cause import has_this_error
+from attention_check.report.labels import has_this_error
 from attention_check.testing.checks import CHECKS, result_of
 from attention_check.tolerance import BLOCK, Tolerance, declared, tolerance
 from fa_lib.kernels.kernel_ref import label_of
@@ -115,25 +115,19 @@ def _message(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None)
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check by its name, a key of CHECKS; a test calls it with a kernel."""
+def assert_check_passes(kernel: str | Callable, name: str) -> None:
+    """Run a check, a key of CHECKS; pytest skips the test where the kernel lacks what the check needs.
 
-    name: str
+    Raises:
+        AssertionError: the kernel fails the check.
+    """
+    import pytest
 
-    def __call__(self, kernel: str | Callable) -> None:
-        """Run the check; pytest skips the test where the kernel lacks what the check needs.
-
-        Raises:
-            AssertionError: the kernel fails the check.
-        """
-        import pytest
-
-        found = result_of(self.name, kernel)
-        if found.passed is None:
-            pytest.skip(found.why)
-        if not found.passed:
-            raise AssertionError(f"{self.name}: {found.why}")
+    found = result_of(name, kernel)
+    if found.passed is None:
+        pytest.skip(found.why)
+    if not found.passed:
+        raise AssertionError(f"{name}: {found.why}")
 
 
 def parametrize_with_checks(
@@ -157,15 +151,16 @@ def parametrize_with_checks(
     for name in expected:
         if name not in CHECKS:
             raise ValueError(f"expected_failures: got {name!r}; accepted are {', '.join(CHECKS)}")
-    cases = []
-    for kernel in kernels:
-        for name in CHECKS:
-            marks = (
-                [pytest.mark.xfail(reason=expected[name], raises=AssertionError, strict=True)]
-                if name in expected
-                else []
-            )
-            cases.append(pytest.param(kernel, Check(name), id=f"{_kernel_name(kernel)}-{name}", marks=marks))
+    marks = {
+        name: [pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)]
+        for name, reason in expected.items()
+    }
+    cases = [
+        pytest.param(
+            kernel, partial(assert_check_passes, name=name), id=f"{_kernel_name(kernel)}-{name}",
+            marks=marks.get(name, []),
+        ) for kernel in kernels for name in CHECKS
+    ]  # fmt: skip
     return pytest.mark.parametrize(("kernel", "check"), cases)
 
 

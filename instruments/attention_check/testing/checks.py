@@ -1,12 +1,13 @@
 """Every check of a kernel by name: a part of what the page measures, judged by the page's checks."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from attention_check import checks as page
+from attention_check.isolation.isolated_kernel import LIMIT_S, IsolatedKernel, conduct, isolated, wait
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Judgement, Severity
 from attention_check.judge.tables import of_conduct
@@ -36,6 +37,7 @@ from attention_check.measure.way import way_of
 from attention_check.report.labels import label, noted
 from attention_check.report.sentences import sentences_of
 from fa_lib import kernels
+from fa_lib.execution.untrusted import Untrusted
 from fa_lib.kernels.kernel_ref import KernelRef
 
 PLAN = CheckPlan(
@@ -69,8 +71,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Check:
-    """A part of checks of the page.
+class NamedCheck:
+    """A check by its name: a part of checks of the page.
 
     Attributes:
         of: keys of `checks.CHECKS`, which judge it.
@@ -99,10 +101,10 @@ class Check:
         narrow = replace(checked, way=replace(way, able=able), plan=plan, distributions=self.distributions)
         found = Measurements(asked=way.asked, kernel="the kernel")
         for name in self.tables:
-            if measure := page.TABLES[name].measure:
+            if run := page.TABLES[name].run:
                 key = (name, able, plan, self.distributions)
                 if key not in checked.kept:
-                    checked.kept[key] = measure(narrow, found)
+                    checked.kept[key] = run(narrow, found)
                 found = replace(found, **{name: checked.kept[key]})
         first = getattr(found, self.tables[0])
         rows = self.rows(first) if len(first) else first
@@ -182,11 +184,6 @@ def _both_alignments(asked: pd.DataFrame) -> pd.DataFrame:
     return right if {CAUSAL_FEWER, CAUSAL_ONE} <= {*right.asked} else right[:0]
 
 
-def conduct_of(conduct: pd.DataFrame) -> Result:
-    """Judge what a kernel did beside its work. conduct: the table of `isolated_kernel.IsolatedKernel.conduct`."""
-    return result(of_conduct(conduct))
-
-
 def _sentences(findings: Iterable[Finding]) -> str:
     """Join the lines of findings, and of what fails how it is known."""
     groups = sentences_of(Judgement("kernel", "", tuple(findings)))
@@ -201,47 +198,111 @@ def _name(kind: str, subject: str) -> str:
     return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', subject.lower())}"
 
 
-CHECKS: dict[str, Check] = {
-    **{f"error_{name}": Check(("error", "problem"), distributions=(name,)) for name in ORDINARY},
+CHECKS: dict[str, NamedCheck] = {
+    **{f"error_{name}": NamedCheck(("error", "problem"), distributions=(name,)) for name in ORDINARY},
     **{
-        _name("rule", shape): Check(("rule",), lambda plan, shape=shape: replace(plan, shapes=(shape,)))
+        _name("rule", shape): NamedCheck(("rule",), lambda plan, shape=shape: replace(plan, shapes=(shape,)))
         for shape in QUICK.shapes
     },
     **{
-        _name("gradients", shape): Check(
+        _name("gradients", shape): NamedCheck(
             ("rule",), lambda plan, shape=shape: replace(plan, shapes=(shape,)), gradients=True,
             rows=lambda table: table[(table.tensor != "o") | (table.outcome != Outcome.ANSWERED)],
             lacking="the kernel has no gradients of this",
         ) for shape in QUICK.shapes
     },
-    "gross_errors": Check(("gross_errors",)),
-    "trouble": Check(("trouble",)),
+    "gross_errors": NamedCheck(("gross_errors",)),
+    "trouble": NamedCheck(("trouble",)),
     **{
-        f"carry_{what}": Check(
+        f"carry_{what}": NamedCheck(
             ("carry",), counts=lambda finding, what=what: finding.where.get("sum", what) == what
         ) for what in SUMS
     },
     **{
-        f"rounding_{what}": Check(
+        f"rounding_{what}": NamedCheck(
             ("rounding",), lacking="the kernel shows no such cast",
             rows=lambda table, what=what: table[(table.what == what) & (table["mode"] != "not_seen")],
         ) for what in ("probs", "output")
     },
     **{
-        "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): Check(
+        "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): NamedCheck(
             ("answer",),
             rows=lambda table, asked=asked, dim=dim: table[(table.asked == asked) & (table.dim == dim)],
         ) for asked, dim in ANSWERS
     },
     **{
-        key: Check(
+        key: NamedCheck(
             ("relations",), lambda plan, key=key: replace(plan, relations=(key,)), gradients=True,
             lacking="the kernel has no such option", counts=lambda finding: finding.what == "relation",
         ) for key in RELATIONS
     },
-    "bound": Check(
+    "bound": NamedCheck(
         ("bound",), lambda plan: replace(plan, troubled_n=max(plan.lengths)), gradients=True,
         lacking="the kernel gives nothing that is finite",
     ),
-    "alignment": Check(("alignment",), rows=_both_alignments),
+    "alignment": NamedCheck(("alignment",), rows=_both_alignments),
 }  # fmt: skip
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """Find keys of CHECKS.
+
+    Args:
+        names: each is a check's name, the first word of a kind of checks, as `carry`, or a word in names, as `softcap`.
+
+    Raises:
+        ValueError: there is no such check.
+    """
+    found: list[str] = []
+    for name in names:
+        own = [check for check in CHECKS if check == name or check.startswith(f"{name}_")]
+        own = own or [check for check in CHECKS if f"_{name}_" in f"_{check}_"]
+        if not own:
+            raise ValueError(f"check: got {name!r}; accepted are {', '.join(CHECKS)}, or words of these")
+        found += own
+    return list(dict.fromkeys(found))
+
+
+def check_named(kernel: KernelRef | str, names: Sequence[str], timeout: float = LIMIT_S) -> dict[str, Result]:
+    """Run checks on a kernel, on the CPU.
+
+    Args:
+        kernel: a KernelRef, or the text of one. names: as of `chosen`. timeout: seconds that a call may take, in the
+            kernel's process.
+
+    Returns:
+        dict: check -> Result; with "conduct" where the kernel has a separate process.
+
+    Raises:
+        ValueError: there is no such check, or no such kernel.
+    """
+    checks = chosen(names)
+    with isolated(KernelRef.of(kernel), timeout) as subject:
+        wait(subject)
+        found = {check: result_of(check, subject) for check in checks}
+        apart = isinstance(subject.fn, IsolatedKernel)
+        return found | (dict(conduct=result(of_conduct(conduct(subject)))) if apart else {})
+
+
+def failed(results: Mapping[str, Result]) -> bool | None:
+    """Say whether a check failed; None where none was decided."""
+    decided = [result.passed for result in results.values() if result.passed is not None]
+    return None if not decided else not all(decided)
+
+
+def _outcome(result):
+    if result.passed is None:
+        return "reported" if result.reported else "unasked"
+    return "passed" if result.passed else "failed"
+
+
+def check_lines(label: str, results: Mapping[str, Result]) -> list[str]:
+    """Write how many of the checks passed, then a line for each."""
+    words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not asked")
+    past = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")
+    outcomes = {check: _outcome(result) for check, result in results.items()}
+    counts = [f"{[*outcomes.values()].count(key)} {word}" for key, word in past.items() if key in outcomes.values()]
+    lines = [f"{label}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
+    for check, result in results.items():
+        lines.append(f"  {check}: {words[outcomes[check]]}{f': {result.why}' if result.why else ''}")
+    return [Untrusted(line) for line in lines]

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from attention_check.measure.relations import batch, matches
+from attention_check.measure.relations import batch
 from attention_check.measure.relations import gradients as gradient
 from attention_check.measure.relations import masks as mask
 from attention_check.measure.relations import values as value
-from attention_check.measure.relations.gradient_sums import gradient_sums
 from attention_check.measure.relations.subject import KernelUnderTest
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -58,7 +57,7 @@ RELATIONS = {each.key: each for each in (
     Relation("tiny_values", "Values below FP16's smallest normal number are not taken as 0.",
              "olcf/olcf-user-docs#478", value.tiny_values),
     Relation("every_key", "A query that matches one key gets that key's value.",
-             "NVIDIA/cudnn-frontend#861", matches.every_key),
+             "NVIDIA/cudnn-frontend#861", value.every_key),
     Relation("score_shift", "A constant added to all scores of a row changes nothing.",
              "arXiv:1805.02867", value.score_shift),
     Relation("causality", "Later keys and values do not change earlier outputs.",
@@ -86,7 +85,7 @@ RELATIONS = {each.key: each for each in (
     Relation("dv_sum", "The sum of dV over keys is the sum of dO over rows.",
              "Dao-AILab/flash-attention#2552", gradient.dv_sum),
     Relation("gradient_sums", "Small terms of dQ, dK and dV arrive beside a large one.",
-             "facebookresearch/xformers#467", gradient_sums, counts=False, unit="ulp off"),
+             "facebookresearch/xformers#467", gradient.gradient_sums, counts=False, unit="ulp off"),
     Relation("hidden_gradients", "Keys that no row sees have gradients of 0.",
              "Dao-AILab/flash-attention#2698", gradient.hidden_gradients, bits=True),
     Relation("hidden_row_gradients", "A row that sees no key changes no gradient.",

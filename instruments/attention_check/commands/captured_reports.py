@@ -1,0 +1,149 @@
+"""The checks of captured tensors and of a model from start to end: measure, judge, write the page."""
+
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from attention_check.isolation.isolated_kernel import all_isolated, conduct
+from attention_check.judge.captured import judge_model, judge_tensors
+from attention_check.measure import captured
+from attention_check.measure.closeness import WorstCall
+from attention_check.measure.examine_tensors import examine_tensors
+from attention_check.measure.measurements import RAN
+from attention_check.plots.model_report import model_panels
+from attention_check.plots.tensors_report import shortened, tensors_panels
+from attention_check.probe.capture import AS_IT_IS
+from attention_check.probe.capture import captured as read_captured
+from attention_check.probe.named_tensors import Reading
+from attention_check.probe.probe import Probe
+from attention_check.probe.skipped import place
+from attention_check.report.about import circumstances, package_of
+from attention_check.report.captured_tables import model_sections, tensors_sections
+from attention_check.report.labels import named
+from attention_check.report.page import Report, write_report
+from attention_check.report.page_files import PageFiles
+from fa_lib.execution import reader_modules
+from fa_lib.execution.untrusted import message, type_name
+from fa_lib.kernels.kernel_ref import KernelRef, label_of
+from fa_lib.kernels.rule import REFERENCE_KERNELS
+from fa_lib.numerics.formats import Format
+
+
+def check_tensors(
+    path: str | Path, reading: Reading = AS_IT_IS, out: str | Path = "",
+    names: Sequence[KernelRef | str] | None = None,
+    device: str = "cpu",
+) -> Report:  # fmt: skip
+    """Judge captured tensors and write their page.
+
+    Args:
+        path, reading: of a .safetensors, .npz or .pt file, as `capture.captured` takes them.
+        names: kernels; the first is judged. None: the kernel that ran where the file holds its output, else torch's;
+            and REFERENCE_KERNELS beside it.
+
+    Raises:
+        ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
+    """
+    files = PageFiles.of(out, Path(path).stem)
+    files.clear()
+    held = read_captured(path, reading)
+    if names is None:
+        if "without_o" in held.about:
+            fmt = held.about["without_o"]
+            raise ValueError(
+                f"format: rounding q, k and v to {fmt} changes them, so that the o of {path} is no answer to them; "
+                "accepted is the file's own format, or a --kernel to judge"
+            )
+        names = ("flash" if held.o is None else RAN, *REFERENCE_KERNELS)
+    if RAN in names and held.o is None:
+        raise ValueError(f"names: got {RAN!r}; {path} holds no o that is an answer to its q, k and v")
+    with all_isolated([KernelRef.of(name) for name in names if name != RAN]) as loaded:
+        here = iter(loaded)
+        subjects = [RAN if name == RAN else next(here) for name in names]
+        q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
+        options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in held.options.items()}
+        ran = None if held.o is None else held.o.to(device)
+        answers = captured.answered(q, k, v, options, subjects, ran)
+        back = pd.DataFrame()
+        judged, behaved = subjects[0], pd.DataFrame()
+        if isinstance(judged, KernelRef):
+            if held.dO is not None:
+                back = pd.DataFrame(captured.gradients(q, k, v, held.dO.to(device), options, judged))
+            behaved = conduct(judged)
+    keys = tuple(answers)
+    found = replace(examine_tensors(q, k, v, options, answers, keys[0]), gradients=back, conduct=behaved)
+    judgement = judge_tensors(keys, found, held.about)
+    where = place(held.about) if "layer" in held.about else "not told by the file"
+    about = {"File": Path(path).name, "Kernel": named(keys[0]), "Captured at": where} | circumstances(device)
+    stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
+    shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}{stored}"
+    about |= {"Tensors": " ".join(filter(None, (shapes, shortened(found.risks))))}
+    settings = (
+        dict(file=f"{path}", names=[*map(label_of, keys)], device=device)
+        | asdict(reading)
+        | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
+    )
+    finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in found.changes.items()}
+    panels = tensors_panels(found.risks, found.deviations, finite)
+    return write_report(files, judgement, tensors_sections(found), panels, found.items(), about, settings)
+
+
+def check_model(
+    function: str, out: str | Path = "", save: str | Path | None = None,
+    names: Sequence[KernelRef | str] = tuple(REFERENCE_KERNELS), causal: bool = False,
+) -> Report:  # fmt: skip
+    """Run a model under a Probe, judge its attention and write the page.
+
+    Args:
+        function: "package.module:function", that runs the model on a few batches; it is called without arguments.
+        save: .safetensors file for the worst call's tensors.
+        names: kernels computed beside the attention that runs.
+        causal: no row may see a later key than its own.
+
+    Raises:
+        ValueError: there is no such function, or it raises; an argument of Probe does not fit.
+    """
+    files = PageFiles.of(out, function)
+    files.clear()
+    with all_isolated([*map(KernelRef.of, names)]) as subjects, reader_modules.in_front():
+        furthest = WorstCall()
+        run, probe = _model_function(function), Probe(subjects, save=save, also=furthest)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
+                with probe:
+                    run()
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"function: {function} raises {type_name(error)}: {message(error)}") from error
+    close = furthest.table()
+    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close)
+    about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")
+    about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
+    settings = dict(
+        function=function, names=[f"{name}" for name in names], calls=probe.calls, save=f"{save or ''}", causal=causal
+    )
+    sections, panels = model_sections(probe.table), model_panels(probe.table)
+    return write_report(files, judgement, sections, panels, [("probe", probe.table)], about, settings)
+
+
+def _model_function(name: str) -> Callable:
+    """Return the function that "package.module:function" names."""
+    accepted = "accepted is package.module:function, a function without arguments that runs the model"
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"function: got {name!r}; {accepted}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:
+        where = "modules are looked for in the current folder and on PYTHONPATH"
+        raised = f"{type_name(error)}: {message(error)}"
+        raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
+    if not callable(found):
+        raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
+    return found

@@ -1,0 +1,92 @@
+"""The tables on the pages of captured tensors and of a model, as `tables` has those of a kernel."""
+
+import pandas as pd
+
+from attention_check.isolation.worker import Outcome
+from attention_check.measure.captured import BEARS
+from attention_check.measure.measurements import ROUNDED, TensorMeasurements
+from attention_check.probe.probe import summary
+from attention_check.report.labels import CACHES, NAMES, named
+from attention_check.report.tables import (
+    BROKE,
+    Section,
+    by_bound,
+    by_change,
+    by_conduct,
+    gravest_first,
+    number_text,
+    numbers_text,
+)
+from fa_lib.kernels.kernel_ref import label_of
+from fa_lib.kernels.rule import ALLOWED
+
+
+def tensors_sections(found: TensorMeasurements) -> list[Section]:
+    """Of captured tensors."""
+    return [
+        Section("heads", "How far each kernel is from the golden value", by_kernel(found.deviations),
+                "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
+        Section("bound", "The judged output beside its own bound", by_bound(found.bound)),
+        Section("gradients", "Its gradients, for the dO that was captured", by_gradient(found.gradients)),
+        Section("conduct", "What it does beside its work", by_conduct(found.conduct)),
+        Section("risky", "How risky each head is", by_head(found.risks)),
+        Section("better", "Which change lowers the error", by_change(found.changes),
+                "Root mean square error, before / after."),
+        Section("caches", "Which KV cache each head would bear", by_cache(found.caches),
+                f"Root mean square error over that of O, K and V quantised; {BEARS:.0%} is asked."),
+    ]  # fmt: skip
+
+
+def model_sections(layers: pd.DataFrame) -> list[Section]:
+    """Of a model, from the table of its Probe."""
+    return [
+        Section("by_layer", "Layer by layer", by_layer(layers),
+                "The largest error over Baseline's largest; the rule allows 2.")
+    ]  # fmt: skip
+
+
+def by_head(risky: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured.risks`, four digits."""
+    return risky.round(4).astype(str)
+
+
+def by_kernel(far: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured.deviations`: for each head every kernel's largest error over Baseline's, the kernel that is
+    judged in front."""
+    ran = far[far.outcome == Outcome.ANSWERED]
+    if not len(ran):
+        return far[[]]
+    names = sorted(dict.fromkeys(ran.kernel), key=ROUNDED.__eq__)
+    wide = ran.pivot(index="head", columns="kernel", values="times_max")[names].rename_axis(columns=None)
+    found = numbers_text(wide).rename(columns=named).assign(head=[f"{int(head)}" for head in wide.index])
+    return gravest_first(found.reset_index(drop=True), wide[names[0]].to_numpy())
+
+
+def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured.gradients`: a line for each gradient."""
+    ran = found[found.outcome == Outcome.ANSWERED] if len(found) else found
+    columns = ("largest error / Baseline's", "root mean square, of its own", "gradient")
+    lines = [(number_text(row.times_max), f"{row.relative:.2g}", NAMES[row.tensor]) for row in ran.itertuples()]
+    return pd.DataFrame(lines, columns=columns if lines else None)
+
+
+def by_cache(cached: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured.caches`: for each head how far a cache moves O, the head that suffers most in front."""
+    if not len(cached):
+        return cached
+    wide = cached.pivot(index="head", columns="cache", values="relative").rename_axis(columns=None)
+    wide = wide[[key for key in CACHES if key in wide]]
+    found = wide.map("{:.1%}".format).rename(columns=CACHES).assign(head=[f"{head}" for head in wide.index])
+    return gravest_first(found.reset_index(drop=True), wide.iloc[:, 0].to_numpy())
+
+
+def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
+    """A table of a Probe: for each layer the largest error of every kernel over Baseline's, that which ran in front."""
+    worst = summary(table, baseline)
+    if not len(worst):
+        return worst
+    front = sorted(worst.columns, key="ran".__ne__)
+    broke = {BROKE: worst.ran > ALLOWED["o"]} if "ran" in worst else {}
+    found = numbers_text(worst[front]).assign(**broke).rename_axis(columns=None)
+    found = found[[*broke, *front]].rename(columns=label_of).reset_index()
+    return found[[*found.columns.drop(["model", "layer"]), "model", "layer"]]
