@@ -121,8 +121,3 @@ def test_the_polynomials_round_to_bf16_as_exp2_itself_does():
         found = polynomial_error(degree, points=4096)
         assert found["fp32"] == pytest.approx(published, rel=0.02)
         assert own <= found["bf16"] <= own + found["fp32"] * 1.01
-
-
-def test_another_kind_of_sink_is_refused():
-    with pytest.raises(ValueError, match="kind: got 'query'; accepted are keys, logit"):
-        sink_cast(1, "query", 0)

@@ -17,11 +17,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import fa_lib
 from attention_check.commands import reports
 from attention_check.judge.captured import judge_model
-from attention_check.judge.findings import Severity, Verdict
+from attention_check.judge.findings import Severity
 from attention_check.measure import captured as capture
 from attention_check.probe.huggingface import register_with_transformers
 from attention_check.probe.probe import Probe
-from attention_check.probe.skipped import Why, reason_sentence
+from attention_check.probe.skipped import Why
 from attention_check.report.sentences import judgement_text
 from fa_lib import BF16, kernels
 from fa_lib.execution.paths import ROOT
@@ -224,13 +224,6 @@ def test_models_of_diffusers_keep_their_bits_and_name_their_layers(make, layers)
     assert (probe.summary().ran < 2).all() and (table.fmt == "FP32").all()
 
 
-def test_a_kernel_that_is_wrong_is_seen_at_every_layer():
-    with Probe("test_model_probe:mean_of_v", worst="test_model_probe:mean_of_v") as probe:
-        decoder()(IDS)
-    verdicts = probe.summary()
-    assert (verdicts["test_model_probe:mean_of_v"] > 50).all() and (verdicts.ran < 2).all() and len(verdicts) == 3
-
-
 def test_some_steps_are_compared_wholly_and_the_others_not_at_all():
     model = decoder()
     with Probe(every=3) as probe:
@@ -395,14 +388,6 @@ def test_torchs_own_encoder_keeps_its_bits_on_its_fast_path_and_off_it(padded):
     assert [*probe.skipped] == [("all", Why.FUSED)]
 
 
-def test_compiled_code_is_not_seen_and_not_changed():
-    model, x = Own(F.scaled_dot_product_attention), x_of(1, 2, 5, 16)
-    model.compile(backend="aot_eager", fullgraph=True)
-    plain = model(x)
-    with pytest.warns(UserWarning, match="was seen"), Probe():
-        assert torch.equal(model(x), plain)
-
-
 def test_probes_within_a_probe_see_the_model_and_not_each_other():
     model, x = Own(F.scaled_dot_product_attention), x_of(1, 2, 4, 16)
     plain = run(model, x)
@@ -442,15 +427,6 @@ def test_nothing_of_the_model_is_kept_alive(tmp_path):
         del out, model
         gc.collect()
         assert [ref() for ref in held] == [None, None] and probe.calls == 1
-
-
-def test_without_a_model_it_compares_what_it_is_given():
-    q, k, v = (x_of(2, 3, 7, 8, dtype=BITS, seed=s) for s in range(3))
-    probe = Probe()
-    assert probe.table.empty and "ratio" in probe.table
-    for _ in range(2):
-        probe(q, k, v, kernels.unfused(q, k, v, causal=True), dict(step=4), causal=True)
-    assert set(probe.table.step) == {4} and len(probe.table) == 2 * 3 * 5 and (golden_rows(probe).ratio < 2).all()
 
 
 @pytest.mark.parametrize(
@@ -493,14 +469,6 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
     assert ran["c"].number is None and ran["c"].limit == 2
     text = judgement_text(judgement)
     assert text.startswith("mine fails.") and "2 of 3 layers" in text and "Own c: not finite, limit 2 ×" in text
-
-
-def test_a_model_without_attention_calls_does_not_pass():
-    judgement = judge_model("mine", Probe().table, skipped={("all", Why.DROPOUT): 3})
-    found = {f.what: f for f in judgement.findings}
-    assert judgement.verdict == Verdict.NOT_JUDGED and found.keys() == {"nothing_compared", "skipped"}
-    assert (found["skipped"].number, found["skipped"].where["why"]) == (3, Why.DROPOUT)
-    assert f"not compared: 3 ({reason_sentence(Why.DROPOUT)})" in judgement_text(judgement)
 
 
 def decodes():

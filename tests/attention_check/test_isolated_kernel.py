@@ -1,7 +1,6 @@
 """A stranger's kernel in a process of its own: whatever it does there, it is judged to the end, and told by name."""
 
 import inspect
-import json
 import os
 import signal
 import subprocess
@@ -9,14 +8,12 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from attention_check.commands import model_process, reports
+from attention_check.commands import reports
 from attention_check.isolation import worker
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from attention_check.isolation.isolated_kernel import (
@@ -25,7 +22,6 @@ from attention_check.isolation.isolated_kernel import (
     all_isolated,
     conduct,
     isolated,
-    wait,
 )
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Severity, Verdict
@@ -34,9 +30,7 @@ from attention_check.judge.tables import of_conduct
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.report.sentences import WORDINGS, judgement_text
-from attention_check.testing.checks import result_of
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import CHECKOUT
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -143,12 +137,6 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     monkeypatch.setattr("attention_check.isolation.process.socket.socket.sendall", refuses)
     with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
         IsolatedKernel(KernelRef.of("any:f")).wait()
-
-
-def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
-    name = stranger("model", "def f():\n    os.kill(os.getpid(), 40)")
-    with pytest.raises(ValueError, match=f"^function: {name} .* signal 40,"):
-        model_process.check_model(name, tmp_path, print)
 
 
 def test_what_crosses_has_the_same_bits_there_and_back(stranger):
@@ -260,11 +248,6 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
         pd.testing.assert_frame_equal(ours, theirs)
 
 
-def test_what_changes_its_inputs_fails_by_that_name(stranger):
-    judgement = judged(stranger("changes_inputs"))
-    assert judgement.verdict == Verdict.FAILS and "asked for BF16 it changes its inputs: k" in judgement_text(judgement)
-
-
 def test_a_flaky_kernel_fails_and_draws(stranger):
     judgement = judged(stranger("flaky"))
     assert judgement.verdict == Verdict.FAILS and found(judgement, "draws")
@@ -338,29 +321,6 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
         for _ in range(MOST_ENDINGS - 1):
             call_kernel(fn, *draw(n=9))
         assert call_kernel(fn, *draw()).outcome == Outcome.NOT_CALLED
-
-
-@pytest.mark.parametrize(
-    "name, detail, number, how",
-    [("leaves_on_import", "sys.exit", None, "sys.exit"), ("dies_on_import", "", 0, "exit code 0")],
-)
-def test_a_module_that_ends_its_process_fails_the_gate(name, detail, number, how, stranger, tmp_path):
-    """The old page and the old record are gone, the new ones say it, and the exit code is not the stranger's."""
-    old, record = tmp_path / f"{name}_f.html", tmp_path / "record.json"
-    for path in (old, record):
-        path.write_text("passes")
-    done = CliRunner().invoke(
-        app,
-        ["check", "kernel", stranger(name), "--quick", "--exit-code", "--out", f"{tmp_path}", "--json", f"{record}"],
-    )
-    held = json.loads(record.read_text())
-    of = {each["what"]: each for each in held["findings"]}
-    assert done.exit_code == 1 and how in done.output and set(of) == {"exits", "not_run"}
-    exits, where = of["exits"], of["not_run"]["where"]
-    assert exits["severity"] == "fails" and exits["number"] == number
-    assert exits["where"]["details"] == [detail] and exits["where"]["on_import"]
-    assert where["asked"] == "BF16" and where["outcome"] == "ended"
-    assert held["verdict"] == "fails" and 'class="verdict fails"' in old.read_text()
 
 
 def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):
@@ -441,24 +401,6 @@ def test_a_process_that_is_started_again_has_as_many_threads(stranger):
             assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
     finally:
         torch.set_num_threads(before)
-
-
-def test_its_process_costs_less_than_a_second_a_check(stranger):
-    """Beside what it takes to begin: the same checks of the same kernel, here and there."""
-    names = ("error_normal", "carry_row_sum", "batch_invariance", "constant_values", "dv_sum")
-
-    def seconds(kernel):
-        result_of(names[0], kernel)  # what is asked of a kernel once
-        began = [time.perf_counter()]
-        for name in names:
-            assert result_of(name, kernel).passed
-            began.append(time.perf_counter())
-        return [after - before for before, after in pairwise(began)]
-
-    with isolated(KernelRef("fa_lib.kernels", "flash")) as kernel:
-        wait(kernel)
-        there = seconds(kernel)
-    assert sum(there) - sum(seconds("flash")) < 1.0 * len(names)
 
 
 def test_built_in_kernels_stay_here_and_words_are_checked(stranger):

@@ -13,16 +13,13 @@ from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import SIDE
-from attention_check.measure import reference_cache
-from attention_check.measure.capability import Capabilities
 from attention_check.measure.contract import contract
 from attention_check.measure.determinism import repeats
 from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.plan import QUICK
-from attention_check.measure.reference_cache import Inputs, reference_values
+from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.reference_store import files_in, references
-from attention_check.measure.shapes import measure_shapes
 from attention_check.measure.split_keys import in_splits
 from attention_check.measure.tables import measure
 from attention_check.report import tables
@@ -91,16 +88,6 @@ def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_ca
     assert growth.where["queries"] in (1, 16) and growth.number > 2
 
 
-def test_baselines_error_is_of_many_outputs_whatever_the_queries():
-    """With 64 outputs Baseline's largest error spreads over draws; with 1,024 and more it hardly does."""
-    for queries in (1, 16, None):
-        given = [Inputs("BF16", "uniform", 256, seed, queries) for seed in range(4)]
-        largest = [reference_values(inputs)["baseline"][0].item() for inputs in given]
-        assert reference_values(given[0])["golden"].numel() >= reference_cache.OUTPUTS and max(largest) < 1.5 * min(
-            largest
-        )
-
-
 def causal_alone(q, k, v, causal=False, scale=None):
     if not causal:
         raise NotImplementedError("it is always causal")
@@ -148,32 +135,6 @@ def test_a_fault_at_one_head_dim_is_told_and_not_a_refusal_of_another(examined):
     assert "Asked for BF16 at head_dim 64 it changes its inputs: k." in judgement_text(judgement)
 
 
-class DoubleK(torch.autograd.Function):
-    """K as it is; its gradient twice as large, as where a scale is forgotten."""
-
-    @staticmethod
-    def forward(ctx, k):
-        return k.clone()
-
-    @staticmethod
-    def backward(ctx, dK):
-        return 2 * dK
-
-
-def gradient_of_k_doubled(q, k, v, causal=False, scale=None):
-    return attention(q, DoubleK.apply(k), v, causal, scale)
-
-
-def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told(examined):
-    seen, judgement = examined(gradient_of_k_doubled)
-    (wrong,) = found(judgement, "wrong_gradient")
-    assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number == pytest.approx(1, 0.1)
-    assert re.search(r"dK is not attention's gradient \(.*\): 100% off, limit 20%", judgement_text(judgement))
-    tables = replace(seen, shapes=seen.shapes.assign(relative=0.1, ratio=5.0, passed=seen.shapes.tensor == "o"))
-    assert not found(judge_kernel(judgement.subject, tables), "wrong_gradient")
-    assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.REPORTED
-
-
 class NoGradient(torch.autograd.Function):
     """The identity, whose gradient is NaN."""
 
@@ -184,16 +145,6 @@ class NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dK):
         return torch.full_like(dK, math.nan)
-
-
-def gradient_of_k_is_nan(q, k, v, causal=False, scale=None):
-    return attention(q, NoGradient.apply(k) if k.shape[-2] == 256 else k, v, causal, scale)
-
-
-def test_a_gradient_that_is_nan_is_no_gradient(examined):
-    _, judgement = examined(gradient_of_k_is_nan)
-    assert any(f.severity == Severity.FAILS for f in judgement.findings), judgement_text(judgement)
-    assert judgement.verdict == Verdict.FAILS
 
 
 def gradient_of_203_keys_is_nan(q, k, v, causal=False, scale=None):
@@ -523,22 +474,6 @@ def test_the_yardstick_in_fp32_has_the_options_and_gradients_of_baseline():
             assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkeypatch):
-    """13."""
-    asked = []
-    monkeypatch.setattr("attention_check.measure.shapes.exact", lambda case: asked.append(case) or exact(case))
-
-    def forward_alone(q, k, v, causal=False, scale=None):
-        return attention(q.detach(), k.detach(), v.detach(), causal, scale)
-
-    rows = measure_shapes("97", 32, "normal", "BF16", 0, forward_alone, able=Capabilities(gradients=False))
-    assert [case.gradients for case in asked] == [False] and [row["tensor"] for row in rows] == ["o"]
-    assert pd.DataFrame(contract(forward_alone)).set_index("asked").outcome["gradients"] == "refused"
-    kernels.register("forward alone", forward_alone)
-    examine("forward alone", TINY, beside=())
-    assert not any(case.gradients for case in asked[1:]) and len(asked) > 1
-
-
 def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
     inputs, case = Inputs("BF16", "normal", 160, 0, 16), Case("97", 32, "normal", "FP16", 0)
     names = ["flash", "as_shipped"]
@@ -571,15 +506,3 @@ def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kerne
 
     rows = {(row["asked"], row["dim"]): row for row in contract(kernel, head_dims=(240, 248))}
     assert rows["head_dim", 240]["outcome"] == "answered" and rows["head_dim", 248]["outcome"] == due
-
-
-def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head_dim():
-    def kernel(q, k, v):
-        d = q.shape[-1]
-        keep = 240 if d == 248 else d
-        precision = Precision.kernel(q.dtype)
-        return kernels.reference(q[..., :keep], k[..., :keep], v, causal=True, scale=d**-0.5, precision=precision)
-
-    rows = {(row["asked"], row["dim"]): row for row in contract(kernel, causal=True, head_dims=(240, 248))}
-    assert [rows["head_dim", d]["outcome"] for d in (240, 248)] == ["answered", "wrong"]
-    assert rows["head_dim", 248]["note"] != "top_left"
