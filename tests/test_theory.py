@@ -212,33 +212,6 @@ def test_what_it_does_not_know_is_refused(given, message):
         theory.expected(Precision.uniform(BF16), **given)
 
 
-def test_every_formula_refuses_an_algorithm_it_does_not_know():
-    for call in (
-        lambda: theory.bound(Precision.uniform(BF16), tiles=4, algorithm="fa3"),
-        lambda: theory.bound(Precision.uniform(BF16), tiles=4, algorithm="baseline"),  # it has no tiles
-        lambda: theory.bits(BF16, tiles=4, algorithm="fa3"),
-        lambda: theory.bits_for(2.0, BF16, tiles=4, algorithm="fa3"),
-        lambda: theory.largest_over_baseline(Precision.uniform(BF16), BF16, tiles=4, algorithm="fa3"),
-    ):
-        with pytest.raises(ValueError, match="algorithm: got '(fa3|baseline)'; accepted are fa1, fa2"):
-            call()
-    with pytest.raises(ValueError, match="algorithm: got 'fa3'"):
-        rounding_counts.weights("fa3", *[torch.ones(4)] * 3, divided=True)
-    for call in (
-        lambda: theory.bits(BF16, tiles=2.5),
-        lambda: theory.expected_gradients(Precision.uniform(BF16), tiles=2.5),
-        lambda: theory.repeated(BF16, tiles=2.5, spread=0.1),
-    ):
-        with pytest.raises(ValueError, match=r"^tiles: got 2\.5; "):
-            call()
-    with pytest.raises(ValueError, match="values: got 'positive'"):
-        theory.expected_gradients(Precision.uniform(BF16), tiles=4, values="positive")
-    with pytest.raises(ValueError, match=r"^spread: got '0\.1'; "):
-        theory.repeated(BF16, tiles=4, spread="0.1")
-    with pytest.raises(ValueError, match="algorithm: got 'baseline'; accepted are fa1, fa2"):
-        theory.simulated(Precision.uniform(BF16), tiles=4, algorithm="baseline")
-
-
 @pytest.mark.slow
 def test_the_worst_inputs_found_are_far_above_the_expected_error_and_below_the_bound():
     found = [worst(BF16, tiles, 0, candidates=64) for tiles in (4, 16)]

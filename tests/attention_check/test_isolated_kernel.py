@@ -1,6 +1,7 @@
 """A stranger's kernel in a process of its own: whatever it does there, it is judged to the end, and told by name."""
 
 import inspect
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from attention_check.commands import reports
 from attention_check.isolation import worker
@@ -31,6 +34,7 @@ from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.report.sentences import WORDINGS, judgement_text
 from fa_lib import kernels
+from fa_lib.commands.cli import app
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import CHECKOUT
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -61,6 +65,22 @@ STRANGERS = {
     "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
     "changes_inputs": "def f(q, k, v):\n    o = right(q, k, v)\n    k.data[..., 0] += 1\n    return o",
     "flaky": "def f(q, k, v):\n    o = right(q, k, v)\n    return o + 2**-4 * torch.randn_like(o) * o",
+    "replaces_softmax": "def f(q, k, v):\n    torch.softmax = lambda *given, **named: torch.zeros(1)\n"
+                        "    return right(q, k, v)",
+    "changes_k_in_backward": """
+class Changes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(k)
+        return right(q, k, v)
+
+    @staticmethod
+    def backward(ctx, dO):
+        ctx.saved_tensors[0].data.add_(1)
+        return dO, dO, dO
+
+def f(q, k, v): return Changes.apply(q, k, v)
+""",
     "leaks": "def f(q, k, v):\n    kept.append(q.new_ones(2**20))\n    return right(q, k, v)",
 }  # fmt: skip
 
@@ -229,6 +249,28 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
             assert all(said.text for each in told for said in WORDINGS[each.what]([each]))
     assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
     assert torch.get_num_threads() == threads
+
+
+def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tensors(stranger, tmp_path):
+    file = tmp_path / "a.safetensors"
+    save_file(dict(zip("qkv", (x.bfloat16() for x in draw(32, 64)))), file)
+    for name, code in (("replaces_softmax", 1), ("good", 0)):
+        words, record = ("check", "kernel", stranger(name), "--exit-code"), tmp_path / f"{name}.json"
+        done = CliRunner().invoke(app, [*words, "--check", "strides"])
+        assert done.exit_code == code and "strides: passes" in done.stdout, done.output
+        assert f"conduct: {'FAILS: ' if code else 'passes'}" in done.stdout and ("torch.softmax" in done.stdout) == code
+        done = CliRunner().invoke(app, [*words, "--tensors", f"{file}", "--out", f"{tmp_path}", "--json", f"{record}"])
+        assert done.exit_code == code, done.output
+        failed = {one["what"] for one in json.loads(record.read_text())["findings"] if one["severity"] == "fails"}
+        assert failed == ({"state"} if code else set())
+
+
+def test_inputs_that_are_changed_in_the_backward_pass_are_told(stranger):
+    given = [x.requires_grad_() for x in draw()]
+    with closing(IsolatedKernel(KernelRef.of(stranger("changes_k_in_backward")))) as fn:
+        o = fn(*given)
+        with pytest.raises(KernelError, match="changes k in its backward pass"):
+            torch.autograd.grad(o.sum(), given)
 
 
 def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of_this_process(stranger):
