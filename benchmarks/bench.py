@@ -39,7 +39,7 @@ def ratio(ours, other, turns=5):
 
 
 def tiled_to_its_products(products=EXACT, n=4096, heads=4):
-    """`tiled`, uniform BF16, FA1, B_c = 64, its products summed by `products`, over the two float64 ones it contains."""
+    """`tiled`, uniform BF16, FA1, B_c = 64, products summed by `products`, over its two float64 products."""
     q, k, v = draw("uniform", 0, (1, heads, n, 64))
     p = replace(Precision.uniform(BF16), products=products)
     return ratio(

@@ -14,6 +14,7 @@ from torch import nn
 
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
+from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Finding, Judgement, Severity
 from attention_check.judge.tables import alignment, of_conduct
 from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
@@ -329,32 +330,27 @@ def test_a_scale_that_is_a_fifth_too_large_does_not_pass_on_peaked_scores(tmp_pa
 
 
 MASKS = {  # what a model hands to attention -> what is found of it
-    "none": ("", {"sees_later"}),
-    "causal": ("is_causal=True", set()),
-    "idle": ("attn_mask=torch.ones(16, 16, dtype=torch.bool)", {"sees_later", "idle_mask"}),
-    "of zeros": ("attn_mask=torch.zeros(16, 16)", {"sees_later", "idle_mask"}),
-    "of numbers": ("attn_mask=torch.ones(16, 16).triu(1)", {"sees_later"}),
-    "inverted": ("attn_mask=~torch.ones(16, 16, dtype=torch.bool).tril()", {"sees_later", "own_hidden"}),
+    "none": ({}, {"sees_later"}),
+    "causal": (dict(is_causal=True), set()),
+    "idle": (dict(attn_mask=torch.ones(16, 16, dtype=torch.bool)), {"sees_later", "idle_mask"}),
+    "of zeros": (dict(attn_mask=torch.zeros(16, 16)), {"sees_later", "idle_mask"}),
+    "of numbers": (dict(attn_mask=torch.ones(16, 16).triu(1)), {"sees_later"}),
+    "inverted": (dict(attn_mask=~torch.ones(16, 16, dtype=torch.bool).tril()), {"sees_later", "own_hidden"}),
 }
 
 
 @pytest.mark.parametrize("which", MASKS)
-def test_what_the_masks_of_a_model_show_is_told(tmp_path, which):
+def test_what_the_masks_of_a_model_show_is_told(which):
     given, found = MASKS[which]
-    (tmp_path / "masked.py").write_text(
-        f"import torch\n{SDPA}torch.manual_seed(0)\ndef run(): sdpa(*torch.randn(3, 1, 2, 16, 8), {given})"
-    )
-    function = tmp_path / "masked.py:run"
-    record = tmp_path / "record.json"
-    words = ("check", "model", function, "--out", tmp_path, "--exit-code", "--json", record)
-    for more, fails in (((), False), (("--causal",), bool(found))):
-        done = command(*words, *more)
-        assert done.exit_code == fails, done.output
-        of = {what: recorded(record, what) for what in ("sees_later", "own_hidden", "idle_mask")}
-        assert {what for what in of if of[what]} == found
-        assert all((each["severity"] == "fails") == fails for each in of["sees_later"])
-        assert {each["severity"] for each in of["own_hidden"] + of["idle_mask"]} <= {"reported"}
-        assert ("as a decoder" in done.output.splitlines()[0]) == (bool(found) and not fails)
+    with Probe() as probe:
+        nn.functional.scaled_dot_product_attention(*normal(1, 2, 16, 8), **given)
+    for causal, fails in ((False, False), (True, bool(found))):
+        judgement = judge_model("m", probe.table, causal=causal, close=())
+        assert judgement.passed != fails
+        of = {f.what: f.severity for f in judgement.findings if f.what in ("sees_later", "own_hidden", "idle_mask")}
+        assert of.keys() == found and (of.get("sees_later") == Severity.FAILS) == fails
+        assert {of[what] for what in found - {"sees_later"}} <= {Severity.REPORTED}
+        assert ("as a decoder" in headline(judgement)) == (bool(found) and not fails)
 
 
 CALLED = {  # what a project calls an option -> its kernel
