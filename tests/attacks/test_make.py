@@ -19,11 +19,8 @@ from fa_lib.execution.paths import PACKAGE, ROOT
 SHELL = "'; touch {0}; '\"; touch {0}; \" $(touch {0}) `touch {0}` ; touch {0} #"
 NAMES = {
     "KERNEL": ["report"],
-    "QKV": ["report"],
     "FORMAT": ["report", "QKV=a.npz"],
     "SCALE": ["figures"],
-    "EXECUTOR": ["figures"],
-    "JOBS": ["figures"],
     "SEEDS": ["mutants"],
 }
 

