@@ -48,7 +48,6 @@ original blame heads mutations reports:
 	$(MEASURE).$(subst blame,blamed,$(subst heads,pretrained,$@))
 example: $(call has,figures) ; @$(PYTHON) examples/check_a_model.py
 claims: $(call has,core) ; $(FA_LIB) dev claims --renew
-renew-docs: $(call has,test) ; OMP_NUM_THREADS=1 $(PYTHON) tests/docs.py
 renew: $(call has,test) ; TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace notebooks/*.ipynb notebooks/*/*.ipynb
 
 test: $(call has,test) ## run the tests that need no server, the notebooks among them; test-judge, test-docs, test-gpu, ... run others

@@ -21,6 +21,7 @@ from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import build
 from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.numerics.dots import EXACT
 from fa_lib.numerics.tensor_cores import TensorCore
 from ptx_machine.launch import Done, Kernel
 
@@ -37,22 +38,18 @@ def ratio(ours, other, turns=5):
     return a / b, a, b
 
 
-def tiled_to_its_products(n=4096, heads=4):
-    """`tiled`, uniform BF16, FA1, B_c = 64, over the two float64 matrix products it contains."""
+def tiled_to_its_products(products=EXACT, n=4096, heads=4):
+    """`tiled`, uniform BF16, FA1, B_c = 64, products summed by `products`, over its two float64 products."""
     q, k, v = draw("uniform", 0, (1, heads, n, 64))
-    p = Precision.uniform(BF16)
+    p = replace(Precision.uniform(BF16), products=products)
     return ratio(
         lambda: kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=p, algorithm="fa1"), lambda: (q @ k.mT) @ v
     )
 
 
-def tensor_core_to_its_products(n=4096, heads=4):
+def tensor_core_to_its_products():
     """The same with products summed as an H100 sums them."""
-    q, k, v = draw("uniform", 0, (1, heads, n, 64))
-    p = replace(Precision.uniform(BF16), products=TensorCore.of("H100", BF16))
-    return ratio(
-        lambda: kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=p, algorithm="fa1"), lambda: (q @ k.mT) @ v
-    )
+    return tiled_to_its_products(TensorCore.of("H100", BF16))
 
 
 def backward_to_its_products(n=4096, heads=4):
@@ -67,40 +64,6 @@ def backward_to_its_products(n=4096, heads=4):
         return S.mT @ dO, dP @ k, dP.mT @ q
 
     return ratio(lambda: torch.autograd.grad(o, (q, k, v), dO, retain_graph=True), products, turns=3)
-
-
-def double_loop_to_tiled(n=1024, heads=4, block=64):
-    """A plain loop over tiles of Q and of K, V, the same steps rounded by the same round_to, over `tiled`."""
-    q, k, v = draw("uniform", 0, (heads, n, 64))
-    p = Precision.uniform(BF16)
-    q16, k16, v16 = (BF16(x) for x in (q, k, v))
-
-    def plain():
-        out = torch.empty_like(q)
-        for h in range(heads):
-            for i in range(0, n, block):
-                m, l, O = None, 0.0, torch.zeros(block, 64, dtype=torch.float64)
-                for j in range(0, n, block):
-                    S = p.scores(q16[h, i : i + block] @ k16[h, j : j + block].mT * 0.125)
-                    m_new = S.amax(-1, keepdim=True)
-                    m_new = m_new if m is None else torch.maximum(m, m_new)
-                    P = p.exponent(torch.exp(p.exponent(S - m_new)))
-                    a = 0.0 if m is None else p.factors(torch.exp(p.factors(m - m_new)))
-                    l = (
-                        p.row_sum(P.sum(-1, keepdim=True))
-                        if m is None
-                        else p.row_sum(p.row_sum(a * l) + p.row_sum(P.sum(-1, keepdim=True)))
-                    )
-                    O = p.accumulator(p.accumulator(a * O) + p.accumulator(P @ v16[h, j : j + block]))
-                    m = m_new
-                out[h, i : i + block] = p.output(p.accumulator(O / l))
-        return out
-
-    def ours():
-        return kernels.tiled(q, k, v, tiling=Tiling(block, block), precision=p, algorithm="fa2")
-
-    assert torch.equal(plain(), ours())
-    return ratio(plain, ours, turns=3)
 
 
 LONG = """
@@ -215,7 +178,6 @@ BENCHMARKS = (
     ("tiled FA1 / its two float64 matrix products", SIZE, tiled_to_its_products, "<= 1.5"),
     ("the same with an H100's sums / its two products", SIZE, tensor_core_to_its_products, "<= 40"),
     ("its backward pass / its five float64 products", SIZE, backward_to_its_products, "<= 2.5"),
-    ("plain double loop over tiles / tiled", "N = 1024, 4 heads, d = 64, FA2", double_loop_to_tiled, ""),
     ("MB beyond inputs and output", "tiled FA1, N = 65,536, 1 head, d = 64, B_c = 64", long_sequence, "< 160"),
     ("round_to BF16 / float64 copy", "16.8 M values", round_to_a_copy, "<= 1.5"),
     ("scipy's wasserstein_distance / wasserstein", "10 M float32 pairs", wasserstein_to_scipy, ">= 50"),

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 
 import psutil
@@ -166,35 +165,6 @@ def damaged(whole, request):
     yield from (whole[:length] for length in range(0, len(whole), 1 + len(whole) // 250))
     for bit in random.Random(0).choices(range(8 * len(whole)), k=max(10, request.config.getoption("kills") // 2)):
         yield whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :]
-
-
-def test_a_damaged_cell_alone_is_computed_again(tmp_path, request):
-    again = partial(sweep, cell, dict(i=range(3)), cache=tmp_path)
-    right = again()
-    path, *others = sorted(tmp_path.rglob("*.json"))
-    whole, before = path.read_bytes(), [*map(os.path.getmtime, others)]
-    for held in damaged(whole, request):
-        path.write_bytes(held)
-        assert again().equals(right) and path.read_bytes() == whole and [*map(os.path.getmtime, others)] == before
-
-
-def test_a_damaged_file_of_a_run_is_refused_with_its_path(tmp_path, request):
-    from runs import QUICK, run  # here, since a sweep that is killed imports this file
-
-    from fa_lib.training.run_folder import load_weights, weights
-
-    folder, right = tmp_path / "run", run(tmp_path / "right", config=QUICK)
-    again, last = partial(run, folder, config=QUICK), weights(folder, 4)
-    with pytest.raises(IndexError):
-        again(watch=[None, None, None].__getitem__)  # ends before step 3, and leaves its checkpoint
-    for name, read in {"resume.ckpt": again, last.name: partial(load_weights, last), "run.json": again}.items():
-        whole = (folder / name).read_bytes()
-        for held in damaged(whole, request):
-            (folder / name).write_bytes(held)
-            with pytest.raises(ValueError, match=re.escape(f"{folder / name}")):
-                read()
-        (folder / name).write_bytes(whole)
-        assert again()["losses"] == right["losses"] and contents(folder) == contents(tmp_path / "right")
 
 
 if __name__ == "__main__":  # the sweep: processes, cache, table

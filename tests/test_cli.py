@@ -54,12 +54,6 @@ def test_every_command_has_a_page_of_help(words):
         assert "Exit codes: 0" in done.stdout
 
 
-def test_the_ledger_is_printed_with_a_line_for_each_setting(tmp_path):
-    done = command("dev", "claims", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("| figure | statement |") and "**reproduced**" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_ledger_of_one_paper():
     done = CliRunner().invoke(app, ["dev", "claims", "--paper", "2407.08608"], prog_name="fa-lib")
     assert done.exit_code == 0 and "1.7 x nearer" in done.stdout and "roughly 10 x" not in done.stdout

@@ -1,4 +1,4 @@
-"""`explain` in corners: rows that a sample misses, NaN, rows that see nothing, last tiles, tiny tensors."""
+"""`explain` in corners: rows that a sample misses, NaN, rows that see nothing, last tiles, tiny and packed tensors."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from typer.testing import CliRunner
 
 import fa_lib
-from attention_check.explain.explain_words import lines, nearer
+from attention_check.explain.explain_words import lines
 from attention_check.explain.verdict import Verdict
 from attention_check.public_reports import drawn
 from fa_lib.commands.cli import app
@@ -94,18 +94,6 @@ def test_no_row_sees_a_key(tmp_path):
     assert result.exit_code == 0 and (tmp_path / "call.html").exists(), result.output
 
 
-def test_pages_where_baseline_is_exact_and_where_rows_see_nothing(tmp_path):
-    q, k, v = drawn(1, 2, 4, 8, dtype=FP32)
-    k, v = k[:, :, :1], v[:, :, :1]
-    torch.save(dict(q=q, k=k, v=v, o=sdpa(q, k, v)), tmp_path / "one.pt")
-    q, k, v = drawn(1, 2, 6, 8)
-    o = golden(q, k[:, :, :3], v[:, :, :3], causal=True)
-    torch.save(dict(q=q, k=k[:, :, :3], v=v[:, :, :3], o=2 * o), tmp_path / "few.pt")
-    for name, more in (("one", ()), ("few", ("--causal",))):
-        result = CliRunner().invoke(app, ["explain", f"{tmp_path / name}.pt", "--out", f"{tmp_path}", *more])
-        assert result.exit_code == 0 and "nan" not in (tmp_path / f"{name}_issue.md").read_text(), result.output
-
-
 def test_one_query_with_a_window_has_a_window():
     q, k, v = drawn(1, 4, 256, 32)
     q = q[:, :, -1:]
@@ -151,16 +139,6 @@ def test_log_sum_exps_of_people():
     assert (without.verdict, without.dialect) == (Verdict.CONVENTION, dict(sinks="ignored"))
 
 
-def test_which_of_two_is_nearer():
-    q, k, v = drawn(1, 2, 64, 32)
-    o = sdpa(q, k, v)
-    found = dict(o=fa_lib.explain(q, k, v, in_place(o, (0, 0, 3), math.nan)), o_ref=fa_lib.explain(q, k, v, o))
-    assert "o_ref is nearer" in nearer(found)
-    assert nearer(dict(o=found["o_ref"], o_ref=found["o_ref"])).startswith("Both are rounding")
-    wrong = fa_lib.explain(q, k, v, 2 * o)
-    assert "both" in nearer(dict(o=wrong, o_ref=wrong)) and "o is nearer" in nearer(dict(o=found["o_ref"], o_ref=wrong))
-
-
 def test_heads_in_another_order():
     q, k, v = drawn(2, 8, 64, 32)
     k, v = k[:, :2], v[:, :2]
@@ -175,3 +153,31 @@ def test_what_was_not_judged_has_an_exit_code(tmp_path):
     q, k, v = drawn(1, 2, 64, 32)
     torch.save(dict(q=q, k=k, v=v, o=sdpa(q, k, v), dq=q), tmp_path / "call.pt")
     assert CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--exit-code"]).exit_code == 3
+
+
+def packed(lengths, key_lengths=None, causal=True, **options):
+    """Sequences of these lengths in one: q, k, v, o, and where each begins."""
+    key_lengths = key_lengths or lengths
+    found = []
+    for i, (n_q, n_kv) in enumerate(zip(lengths, key_lengths)):
+        q, _, _ = drawn(1, 4, n_q, 64, seed=i)
+        k, v, _ = drawn(1, 2, n_kv, 64, seed=i + 10)
+        found.append((q, k, v, golden(q, k, v, causal=causal, **options)))
+    starts = (torch.tensor([0, *each]).cumsum(0).int() for each in (lengths, key_lengths))
+    return *(torch.cat([x[0].transpose(0, 1) for x in xs]) for xs in zip(*found)), *starts
+
+
+def test_packed_sequences(tmp_path):
+    q, k, v, o, starts, _ = packed((40, 100, 7))
+    assert fa_lib.explain(q, k, v, o, cu_seqlens=starts, causal=True).verdict == Verdict.ROUNDING
+    joined = golden(*(x.transpose(0, 1)[None] for x in (q, k, v)), causal=True)[0].transpose(0, 1)
+    found = fa_lib.explain(q, k, v, joined, cu_seqlens=starts, causal=True)
+    assert found.verdict == Verdict.BUG and found.dialect == dict(mask="ignored")
+    q, k, v, o, starts, key_starts = packed((1, 1, 5), (40, 60, 20), window=(30, 0))
+    options = dict(cu_seqlens_q=starts, cu_seqlens_k=key_starts, causal=True, window=(30, 0))
+    assert fa_lib.explain(q, k, v, o, **options).verdict == Verdict.ROUNDING
+    torch.save(dict(q=q, k=k, v=v, o=o, cu_seqlens_q=starts, cu_seqlens_k=key_starts), tmp_path / "call.pt")
+    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--window", "30,0"])
+    assert result.output.startswith("ROUNDING"), result.output
+    with pytest.raises(ValueError, match=r"^cu_seqlens: got \[0, 1, 2, 8\]"):
+        fa_lib.explain(q, k, v, o, cu_seqlens=torch.tensor([0, 1, 2, 8]))

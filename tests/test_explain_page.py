@@ -67,17 +67,6 @@ def test_sinks_and_hidden_keys_are_in_the_script(tmp_path):
     assert off > 0.1 and len(rows["as_believed_k"]) <= 8 * 32 and rows["as_believed_sink"] in sinks.numpy()
 
 
-def test_nan_rows_come_first(tmp_path):
-    folder, output = written(CASES["NaN rows"](), tmp_path)
-    assert np.isnan(np.load(folder / "call_rows.npz")["as_believed_o"]).all()
-    assert "rows 100 to 109" in output
-
-
-def test_a_softmax_that_the_script_has_not_is_shown_as_believed_alone(tmp_path):
-    folder, output = written(CASES["over heads, first rows wrong"](), tmp_path)
-    assert {*readings(folder)} == {"as_believed"} and output.startswith("BUG")
-
-
 def test_the_page_asks_the_network_for_nothing_and_escapes_what_it_shows(tmp_path):
     folder, output = written(CASES["the mask ignored"](), tmp_path)
     page = (folder / "call.html").read_text()

@@ -5,7 +5,6 @@ import inspect
 import pytest
 import torch
 
-from fa_lib import draw, kernels
 from fa_lib.kernels.option_names import OwnNames, renamed
 
 
@@ -16,10 +15,6 @@ def theirs(q, k, v, attention_mask=None, scaling=None, is_causal=False, **kwargs
 
 def wrapper(q, k, v, causal=False, **options):
     return dict(causal=causal) | options
-
-
-def flash_attns(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):
-    return dict(scale=softmax_scale, window=window_size)
 
 
 def shares_heads(q, k, v, enable_gqa=False):
@@ -41,10 +36,6 @@ def test_one_that_takes_any_option_under_our_names_stays_itself():
     assert renamed(wrapper) is wrapper and OwnNames.of(wrapper) == OwnNames({}, False)
 
 
-def test_an_open_side_of_a_window_is_minus_one_to_flash_attn():
-    assert renamed(flash_attns)(*TENSORS, window=(8, None), scale=2.0) == dict(scale=2.0, window=(8, -1))
-
-
 def test_shared_heads_are_said_where_the_kernel_has_a_word_for_them():
     one, two, four = (torch.zeros(1, heads, 4, 8) for heads in (1, 2, 4))
     assert renamed(shares_heads)(four, two, two) and not renamed(shares_heads)(two, two, two)
@@ -53,15 +44,3 @@ def test_shared_heads_are_said_where_the_kernel_has_a_word_for_them():
     assert of_bshd(torch.zeros(1, 4, 4, 8), one.mT.transpose(1, 2)[..., :8], None) is not None
     assert of_bshd(*(x.transpose(1, 2) for x in (four, two, two)))
     assert not of_bshd(torch.zeros(1, 7, 2, 8), torch.zeros(1, 9, 2, 8), None)  # of different lengths
-
-
-def of_sequences_first(q, k, v, is_causal=False, enable_gqa=False):
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    o = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=is_causal, enable_gqa=enable_gqa)
-    return o.transpose(1, 2)
-
-
-def test_a_kernel_of_the_other_layout_is_told_of_shared_heads_and_not_of_lengths():
-    q, k, v = (x.bfloat16() for x in draw("normal", 0, (1, 4, 48, 16), (1, 2, 96, 16)))
-    o = kernels.plain("test_option_names:of_sequences_first@bshd")(q, k, v)
-    assert (o.double() - kernels.golden(q, k, v, inputs="BF16")).abs().max() < 0.05

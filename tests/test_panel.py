@@ -41,11 +41,6 @@ def test_each_kernels_golden_value_takes_the_inputs_as_it_does():
         assert torch.equal(found.errors[key], (out - golden)[0, 0])
 
 
-def test_the_rows_of_a_tile_change_nothing():
-    first, *others = (compare(replace(SMALL, tiling=Tiling(rows, 64), causal=True)) for rows in (128, 256, 1024))
-    assert all(torch.equal(other.errors["flash"], first.errors["flash"]) for other in others)
-
-
 def test_what_the_notebook_says_to_try():
     """What is carried decides, and no other step does; normal inputs and fewer tiles are kinder. It says how much."""
     first = ExplorerSettings()
@@ -77,15 +72,6 @@ def test_presets_and_formats_take_the_steps_along():
     assert follow("seed", 0, values | {"seed": 1}) == {}
 
 
-def test_one_menu_sets_both_sums_and_says_where_they_differ():
-    values = {name: control.value for name, control in explore().controls.items()}
-    assert values["sums"] == "BF16"
-    both = follow("sums", "BF16", values | {"sums": "FP32"})
-    assert both == {"row_sum": "FP32", "accumulator": "FP32", "preset": "custom"}
-    assert follow("accumulator", "FP32", values | both | {"sums": "FP32", "accumulator": "BF16"}) == {"sums": APART}
-    assert follow("sums", "BF16", values | {"sums": APART}) == {"sums": "BF16"}  # they do not: it says so again
-
-
 def test_the_menu_of_products_has_what_fits_the_formats_of_q_k_v_and_p():
     box = explore()
     products = box.controls["products"]
@@ -114,20 +100,6 @@ def test_products_are_those_of_the_menu_in_flash_and_in_baseline():
     assert found["exact"].times > 3 > 1 > found["narrow"].times  # Baseline's sums are as long as the sequence
 
 
-def test_products_that_take_long_are_for_short_sequences():
-    values = {name: control.value for name, control in explore().controls.items()}
-    long = dict(n=2 * explorer.LONGEST)
-    assert follow("products", "exact", values | long | dict(products="H100")) == {"n": explorer.LONGEST}
-    assert follow("n", 1024, values | long | dict(products="H100")) == {"products": "exact"}
-    assert follow("n", 1024, values | long) == {}
-
-
-def test_each_step_of_the_forward_pass_has_a_menu():
-    controls = explore().controls
-    backward = {"grads", "delta", "grad_sums"}
-    assert {*Precision.steps()} - backward == set(STEPS) <= controls.keys()
-
-
 def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
     drawn = []
     monkeypatch.setattr(explorer, "png", lambda *given: drawn.append(given) or png(*given))
@@ -153,17 +125,6 @@ def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
 def options(control):
     """The values that a control can take."""
     return [each[1] if isinstance(each, tuple) else each for each in getattr(control, "options", [0, 1])]
-
-
-def test_it_shows_that_it_works_until_it_has_drawn(monkeypatch):
-    box, seen = explore(), []
-    monkeypatch.setattr(explorer, "compare", lambda setting: seen.append(box._dom_classes) or compare(setting))
-    box.controls["seed"].value = 1
-    assert "fa-working" in seen[0] and "fa-working" not in box._dom_classes
-    monkeypatch.setattr(explorer, "compare", lambda setting: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        box.controls["seed"].value = 2
-    assert "fa-working" not in box._dom_classes
 
 
 @pytest.mark.slow

@@ -7,13 +7,10 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import nbformat
 import pandas as pd
 import pytest
 import torch
-from nbclient import NotebookClient
 
-from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.training import campaign
 from fa_lib.training.arithmetic import arithmetic, difference
 from fa_lib.training.config import Config
@@ -97,27 +94,6 @@ def test_a_recording_that_names_less_says_so():
                 onednn="Intel AVX-512 with AMX", mkl="2024.0", summed_in_fp32="FP16")  # fmt: skip
     words = difference(here, dict(torch="2.13", instructions="AVX512", summed_in_fp32="FP16"))
     assert "does not name" in words and "model 143" in words and "AMX" in words
-
-
-FAKED = """
-from fa_lib.training import campaign
-campaign._arithmetics = lambda out: dict(main=campaign.arithmetic())  # recorded by the same names as here
-"""
-BRIEF = dict(steps=2, every=1, seeds=1, study_recorded=True,
-             pairs=["rerun", "flash", "perturb", "flash_fp32", "perturb_fp32"])  # fmt: skip
-
-
-@pytest.mark.slow
-def test_notebook_07_runs_to_its_end_where_all_names_agree_and_the_bits_do_not(tmp_path):
-    """The runs here are of another model than the recorded one, so that no bit is the same."""
-    book = nbformat.read(NOTEBOOKS / "07_weight_divergence.ipynb", as_version=4)
-    at = next(i for i, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", ()))
-    given = "\n".join(f"{name} = {value!r}" for name, value in BRIEF.items())
-    book.cells.insert(at + 1, nbformat.v4.new_code_cell(f"{given}\nout = {str(tmp_path)!r}\n{FAKED}"))
-    done = NotebookClient(book, timeout=600, resources=dict(metadata=dict(path=str(NOTEBOOKS)))).execute()
-    text = "".join(each.get("text", "") for cell in done.cells for each in cell.get("outputs", ()))
-    assert re.search(r"(?<!\d)0 of \d+ weights .*; by all its names", text)
-    assert (tmp_path / "figures" / "figure7_weight_divergence.png").exists()
 
 
 def test_an_unknown_part_is_named(small, tmp_path):

@@ -10,8 +10,10 @@ import pytest
 import torch
 from runs import QUICK, TINY, run
 from safetensors.torch import save
+from typer.testing import CliRunner
 
 from fa_lib import kernels
+from fa_lib.commands.cli import app
 from fa_lib.training import nonfinite
 from fa_lib.training.config import Arm
 from fa_lib.training.model import TextToImage, noised
@@ -62,11 +64,22 @@ def test_run_json_names_step_layer_tensor_and_the_last_good_weights(tmp_path):
         step=3, weights=None, repeated=True, module=attention, attention=dict(layer=0, kind="self", tensor="o"),
         last_good="weights-000002.safetensors",
     )  # fmt: skip
-    assert json.loads((tmp_path / "run.json").read_text())["divergence"] == result["divergence"]
-    assert of("blown", tmp_path)["divergence"] == result["divergence"]  # read back
+    held = json.loads((tmp_path / "run.json").read_text(), parse_constant=pytest.fail)  # JSON has no NaN
+    assert held["divergence"] == result["divergence"] and held["losses"][3] is None
+    again = of("blown", tmp_path)  # read back
+    assert again["divergence"] == result["divergence"] and math.isnan(again["losses"][3])
     said = nonfinite.divergence_sentence(tmp_path)
     places = (f"diverged at step 3: {attention} ", "layer 0, self, o ", f"{tmp_path}/weights-000002.safetensors")
     assert all(place in said for place in places), said
+
+
+def test_the_command_of_a_run_that_diverges_does_not_end_well(tmp_path):
+    CALLS.clear()
+    (tmp_path / "x.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in vars(QUICK).items()))
+    words = ["--kernel", "test_training_divergence:blown", "--config", f"{tmp_path}/x.yaml", "--steps", "5"]
+    done = CliRunner().invoke(app, ["dev", "train", *words, "--out", f"{tmp_path}/out"], prog_name="fa-lib")
+    assert done.exit_code == 2 and "fa-lib: diverged at step 3" in done.stderr, done.output
+    assert f"last good weights are {tmp_path}/out/weights-000002.safetensors" in done.stderr
 
 
 def test_a_run_that_ends_well_has_none(tmp_path):

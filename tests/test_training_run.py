@@ -98,6 +98,34 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
         compare(Job("rerun", 0, tmp_path, tmp_path))
 
 
+def test_weights_that_are_deleted_meanwhile_are_missed(tmp_path):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    stopped(folder, at=4, config=QUICK, steps=5)
+    missed = weights(folder, 2)
+    held = missed.read_bytes()
+    missed.unlink()
+    with pytest.raises(ValueError, match=f"folder: {missed} is gone;"):
+        run(folder, config=QUICK, steps=5)
+    missed.write_bytes(held)
+    with pytest.raises(ValueError, match="weights-000002.safetensors is gone"):
+        run(other, config=QUICK, steps=5, watch=lambda step: weights(other, 2).unlink() if step == 3 else None)
+    assert not (folder / "run.json").exists() and not (other / "run.json").exists()
+    assert run(folder, config=QUICK, steps=5)["status"] == "done"
+
+
+def test_a_comparison_leaves_no_step_out(tmp_path):
+    for name in "ab":
+        run(tmp_path / name, config=QUICK, steps=5)
+    job = Job("rerun", 0, tmp_path / "a", tmp_path / "b")
+    assert [row["step"] for row in compare(job)] == [0, 1, 2, 4, 5]
+    for step in (0, 4, 5):
+        missed = weights(tmp_path / "b", step)
+        missed.rename(tmp_path / "elsewhere")
+        with pytest.raises(ValueError, match=f"b/{missed.name} is gone"):
+            compare(job)
+        (tmp_path / "elsewhere").rename(missed)
+
+
 def test_a_folder_in_use_is_refused_and_one_that_lacks_weights_is_trained_again(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     monkeypatch.setattr("fa_lib.execution.folder_lock.locked_folder", partial(locked_folder, seconds=1))

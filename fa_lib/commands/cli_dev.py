@@ -115,9 +115,7 @@ def print_claims(
     results: Annotated[
         Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
     ] = None,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="also renew data/ledger.csv and docs/paper/claims.md")
-    ] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="also renew data/ledger.csv and docs/paper/claims.md")] = False,
     paper: Annotated[str, typer.Option(help="only the statements of one, such as 2407.08608")] = "",
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""

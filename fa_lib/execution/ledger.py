@@ -141,7 +141,12 @@ def sections(table: pd.DataFrame) -> str:
     """Write a `ledger` as the site's page of it does: for each paper a summary and every setting's numbers."""
     parts = []
     for paper, statements in table.groupby("paper", sort=False):
-        parts += [f"## {PAPERS[paper]}", summary(statements), "### Every setting, with its numbers", markdown(statements)]
+        parts += [
+            f"## {PAPERS[paper]}",
+            summary(statements),
+            "### Every setting, with its numbers",
+            markdown(statements),
+        ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,10 +1,8 @@
 """Files of the reader's: who may read what is written, links in its place, damaged cells, a style of the reader's."""
 
-import json
 import os
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -12,17 +10,9 @@ import torch.nn.functional as F
 
 from attention_check.probe.capture import Capture
 from attention_check.probe.probe import Probe
-from fa_lib import sweep
 from fa_lib.execution.files import replacing
 from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import ROOT
-
-CALLS = []
-
-
-def cell(i):
-    CALLS.append(i)
-    return dict(value=2 * i)
 
 
 @pytest.mark.parametrize("umask, mode", [(0o077, 0o600), (0o027, 0o640), (0o022, 0o644)])
@@ -56,30 +46,6 @@ def test_a_link_in_the_place_of_a_file_is_neither_followed_nor_replaced(tmp_path
         F.scaled_dot_product_attention(x, x, x)
     assert link.is_symlink() and (tmp_path / "mine").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", link.name]
-
-
-@pytest.mark.parametrize("damage", ["brackets", "folder", "full folder", "braces", "nothing", "null"])
-def test_a_cell_that_is_none_does_not_end_the_sweep(damage, tmp_path):
-    def rows():
-        return sweep(cell, dict(i=[1, 2, 3]), cache=tmp_path).value.to_list()
-
-    assert rows() == [2, 4, 6]
-    path = sorted((tmp_path / "cell").glob("*.json"))[0]
-    text = dict(brackets="[" * 200_000, braces='{"a":' * 100_000, nothing="", null="null").get(damage)
-    if text is None:
-        path.unlink()
-        path.mkdir()
-        if damage == "full folder":
-            (path / "a").touch()
-    else:
-        path.write_text(text)
-    CALLS.clear()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        assert rows() == [2, 4, 6] and len(CALLS) == 1
-    assert len(told) == ("folder" in damage)
-    assert all(str(each.message).startswith(f"cache: {path} is a folder") for each in told)
-    assert path.is_dir() or json.loads(path.read_text())["rows"]
 
 
 DRAWS = """

@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner
 
 from attention_check.probe.capture import captured
-from attention_check.probe.named_tensors import Reading
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import tensor_files
@@ -45,16 +44,6 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
     words, grown = done.stdout.splitlines()
     assert "bomb.npz: holds 0.4 GiB of tensors; accepted are 0.25 GiB; --allow-large" in words
     assert int(grown) < 100_000  # KiB
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".pt"])
-def test_a_file_above_the_limit_is_read_where_it_is_allowed(suffix, tmp_path, monkeypatch):
-    path = capture(tmp_path / f"a{suffix}")
-    assert captured(path).q.shape == (1, 1, 64, 8)
-    monkeypatch.setattr(tensor_files, "LARGE", 4000)
-    with pytest.raises(ValueError, match=r"a.*: holds 0.0 GiB of tensors; .*allow_large=True"):
-        captured(path)
-    assert captured(path, Reading(allow_large=True)).q.shape == (1, 1, 64, 8)
 
 
 def test_a_view_of_one_number_counts_as_the_numbers_it_has(tmp_path):

@@ -19,11 +19,8 @@ from fa_lib.execution.paths import PACKAGE, ROOT
 SHELL = "'; touch {0}; '\"; touch {0}; \" $(touch {0}) `touch {0}` ; touch {0} #"
 NAMES = {
     "KERNEL": ["report"],
-    "QKV": ["report"],
     "FORMAT": ["report", "QKV=a.npz"],
     "SCALE": ["figures"],
-    "EXECUTOR": ["figures"],
-    "JOBS": ["figures"],
     "SEEDS": ["mutants"],
 }
 
@@ -169,39 +166,3 @@ def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(checkout):
         assert "01_small.ipynb is up to date" in subprocess.run(command, **own).stdout
     finally:
         slow.unlink()
-
-
-def test_make_figures_under_nohup_outlives_its_terminal_and_clears_what_a_killed_one_left(checkout):
-    left = checkout / "build/01_small.abcd1234"
-    left.mkdir(parents=True, exist_ok=True)
-    (left / "half").touch()
-    make, _ = begun(checkout, 3, "nohup")
-    os.killpg(make.pid, signal.SIGHUP)  # as a terminal that closes
-    said = make.communicate()[0]
-    assert make.returncode == 0, said
-    assert (checkout / "build/figures/a.png").read_text() == "drawn"
-    assert not [path for path in checkout.glob("build/01_small.*") if path.is_dir()]
-
-
-def test_two_at_once_on_another_file_system_and_a_figure_that_was_deleted(checkout):
-    """The notebook runs once for both; its figure is drawn anew once it is gone, and only then."""
-    build, there = checkout / "build", Path(f"/dev/shm/fa_lib-attack-{os.getpid()}")
-    shutil.rmtree(build, ignore_errors=True)
-    there.mkdir()
-    try:
-        build.symlink_to(there)
-        assert there.stat().st_dev != checkout.stat().st_dev, "this test needs /dev/shm on a file system of its own"
-        ran = checkout / "ran"
-        ran.unlink(missing_ok=True)
-        first, _ = begun(checkout, 2)
-        second = make_figures(checkout)
-        said = [each.communicate()[0] for each in (first, second)]
-        assert first.returncode == second.returncode == 0 and ran.read_text() == "x", said
-        figure = there / "figures/a.png"
-        figure.unlink()
-        for _ in range(2):
-            make_figures(checkout).communicate()
-            assert figure.read_text() == "drawn" and ran.read_text() == "xx"
-    finally:
-        build.unlink(missing_ok=True)
-        shutil.rmtree(there)

@@ -1,6 +1,7 @@
 """What tests of commands share: the command line in this process, files of captured calls, drawn tensors."""
 
 import json
+import runpy
 import sys
 
 import pytest
@@ -29,6 +30,17 @@ def command(*words):
 def recorded(path, what):
     """The findings of a kind in a record that a command wrote with --json."""
     return [each for each in json.loads(path.read_text())["findings"] if each["what"] == what]
+
+
+def written_test_says(test, monkeypatch, kernel=""):
+    """What a test that `fa-lib shrink` wrote says when it fails; "" where it passes. kernel: in place of its own."""
+    monkeypatch.setenv("KERNEL", kernel)
+    try:
+        (test_function,) = (x for name, x in runpy.run_path(str(test)).items() if name.startswith("test_"))
+        test_function()
+    except (AssertionError, RuntimeError) as error:
+        return str(error)
+    return ""
 
 
 def saved(folder, **held):

@@ -94,12 +94,6 @@ def test_small_tiles_are_named(fmt, block_kv, monkeypatch):
     }  # fmt: skip
 
 
-def test_large_tiles_are_named():
-    for block_kv in (256, 512):
-        seen = found(partial(emulated, steps=("accumulator", "row_sum"), block_kv=block_kv), BF16)
-        assert {one["tile"] for one in seen.values()} == {block_kv}
-
-
 def in_8_bits(x, largest):
     """x to 127 steps of its largest value, the step in FP16, as caches of keys and values hold it."""
     step = (largest / 127).half().double()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ shipped = emulated()
 low = emulated(carried="BF16")
 low_reverse = emulated(carried="BF16", order="reverse")
 wide_probs = emulated(probs="FP32")
+rounds_inputs = emulated(probs="FP32", inputs="BF16")
 on_a_hopper, one_by_one = emulated(products="hopper"), emulated(products="sequential")
 small_tiles_low = emulated(tile=32, carried="BF16")
 parts = emulated(splits=8, partial="BF16")
@@ -63,10 +65,11 @@ def names(a, b, question=DRAWN):
         ("shipped", "low_reverse", {"carried", "order"}),
         ("shipped", "parts", {"splits", "partial"}),
         ("low", "low_reverse", {"order"}),
+        ("wide_probs", "rounds_inputs", {"inputs"}),
     ],
 )
 def test_the_changes_from_one_to_the_other_are_found(a, b, changes):
-    found = names(a, b)
+    found = names(a, b, replace(DRAWN, fmt="FP32") if b == "rounds_inputs" else DRAWN)
     assert {*found.changes} == changes and found.explained == pytest.approx(1) and found.is_explained
     assert [found.fits[side]["explained"] for side in "ab"] == pytest.approx([1, 1])
     said = comparison_lines(found)

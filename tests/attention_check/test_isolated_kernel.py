@@ -9,14 +9,14 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from attention_check.commands import model_process, reports
+from attention_check.commands import reports
 from attention_check.isolation import worker
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from attention_check.isolation.isolated_kernel import (
@@ -25,7 +25,6 @@ from attention_check.isolation.isolated_kernel import (
     all_isolated,
     conduct,
     isolated,
-    wait,
 )
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Severity, Verdict
@@ -34,7 +33,6 @@ from attention_check.judge.tables import of_conduct
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.report.sentences import WORDINGS, judgement_text
-from attention_check.testing.checks import result_of
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.execution.fingerprint import code_version
@@ -67,6 +65,22 @@ STRANGERS = {
     "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
     "changes_inputs": "def f(q, k, v):\n    o = right(q, k, v)\n    k.data[..., 0] += 1\n    return o",
     "flaky": "def f(q, k, v):\n    o = right(q, k, v)\n    return o + 2**-4 * torch.randn_like(o) * o",
+    "replaces_softmax": "def f(q, k, v):\n    torch.softmax = lambda *given, **named: torch.zeros(1)\n"
+                        "    return right(q, k, v)",
+    "changes_k_in_backward": """
+class Changes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(k)
+        return right(q, k, v)
+
+    @staticmethod
+    def backward(ctx, dO):
+        ctx.saved_tensors[0].data.add_(1)
+        return dO, dO, dO
+
+def f(q, k, v): return Changes.apply(q, k, v)
+""",
     "leaks": "def f(q, k, v):\n    kept.append(q.new_ones(2**20))\n    return right(q, k, v)",
 }  # fmt: skip
 
@@ -143,12 +157,6 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     monkeypatch.setattr("attention_check.isolation.isolated_kernel.socket.socket.sendall", refuses)
     with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
         IsolatedKernel(KernelRef.of("any:f")).wait()
-
-
-def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
-    name = stranger("model", "def f():\n    os.kill(os.getpid(), 40)")
-    with pytest.raises(ValueError, match=f"^function: {name} .* signal 40,"):
-        model_process.check_model(name, tmp_path, print)
 
 
 def test_what_crosses_has_the_same_bits_there_and_back(stranger):
@@ -243,6 +251,28 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
     assert torch.get_num_threads() == threads
 
 
+def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tensors(stranger, tmp_path):
+    file = tmp_path / "a.safetensors"
+    save_file(dict(zip("qkv", (x.bfloat16() for x in draw(32, 64)))), file)
+    for name, code in (("replaces_softmax", 1), ("good", 0)):
+        words, record = ("check", "kernel", stranger(name), "--exit-code"), tmp_path / f"{name}.json"
+        done = CliRunner().invoke(app, [*words, "--check", "strides"])
+        assert done.exit_code == code and "strides: passes" in done.stdout, done.output
+        assert f"conduct: {'FAILS: ' if code else 'passes'}" in done.stdout and ("torch.softmax" in done.stdout) == code
+        done = CliRunner().invoke(app, [*words, "--tensors", f"{file}", "--out", f"{tmp_path}", "--json", f"{record}"])
+        assert done.exit_code == code, done.output
+        failed = {one["what"] for one in json.loads(record.read_text())["findings"] if one["severity"] == "fails"}
+        assert failed == ({"state"} if code else set())
+
+
+def test_inputs_that_are_changed_in_the_backward_pass_are_told(stranger):
+    given = [x.requires_grad_() for x in draw()]
+    with closing(IsolatedKernel(KernelRef.of(stranger("changes_k_in_backward")))) as fn:
+        o = fn(*given)
+        with pytest.raises(KernelError, match="changes k in its backward pass"):
+            torch.autograd.grad(o.sum(), given)
+
+
 def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of_this_process(stranger):
     def f(q, k, v):
         if q.dtype in (torch.float16, torch.float64):
@@ -258,11 +288,6 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
     for table in ("asked", "lengths", "inputs", "shapes", "sums"):
         ours, theirs = (getattr(each, table).drop(columns="kernel", errors="ignore") for each in (there, here))
         pd.testing.assert_frame_equal(ours, theirs)
-
-
-def test_what_changes_its_inputs_fails_by_that_name(stranger):
-    judgement = judged(stranger("changes_inputs"))
-    assert judgement.verdict == Verdict.FAILS and "asked for BF16 it changes its inputs: k" in judgement_text(judgement)
 
 
 def test_a_flaky_kernel_fails_and_draws(stranger):
@@ -338,29 +363,6 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
         for _ in range(MOST_ENDINGS - 1):
             call_kernel(fn, *draw(n=9))
         assert call_kernel(fn, *draw()).outcome == Outcome.NOT_CALLED
-
-
-@pytest.mark.parametrize(
-    "name, detail, number, how",
-    [("leaves_on_import", "sys.exit", None, "sys.exit"), ("dies_on_import", "", 0, "exit code 0")],
-)
-def test_a_module_that_ends_its_process_fails_the_gate(name, detail, number, how, stranger, tmp_path):
-    """The old page and the old record are gone, the new ones say it, and the exit code is not the stranger's."""
-    old, record = tmp_path / f"{name}_f.html", tmp_path / "record.json"
-    for path in (old, record):
-        path.write_text("passes")
-    done = CliRunner().invoke(
-        app,
-        ["check", "kernel", stranger(name), "--quick", "--exit-code", "--out", f"{tmp_path}", "--json", f"{record}"],
-    )
-    held = json.loads(record.read_text())
-    of = {each["what"]: each for each in held["findings"]}
-    assert done.exit_code == 1 and how in done.output and set(of) == {"exits", "not_run"}
-    exits, where = of["exits"], of["not_run"]["where"]
-    assert exits["severity"] == "fails" and exits["number"] == number
-    assert exits["where"]["details"] == [detail] and exits["where"]["on_import"]
-    assert where["asked"] == "BF16" and where["outcome"] == "ended"
-    assert held["verdict"] == "fails" and 'class="verdict fails"' in old.read_text()
 
 
 def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):
@@ -441,24 +443,6 @@ def test_a_process_that_is_started_again_has_as_many_threads(stranger):
             assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
     finally:
         torch.set_num_threads(before)
-
-
-def test_its_process_costs_less_than_a_second_a_check(stranger):
-    """Beside what it takes to begin: the same checks of the same kernel, here and there."""
-    names = ("error_normal", "carry_row_sum", "batch_invariance", "constant_values", "dv_sum")
-
-    def seconds(kernel):
-        result_of(names[0], kernel)  # what is asked of a kernel once
-        began = [time.perf_counter()]
-        for name in names:
-            assert result_of(name, kernel).passed
-            began.append(time.perf_counter())
-        return [after - before for before, after in pairwise(began)]
-
-    with isolated(KernelRef("fa_lib.kernels", "flash")) as kernel:
-        wait(kernel)
-        there = seconds(kernel)
-    assert sum(there) - sum(seconds("flash")) < 1.0 * len(names)
 
 
 def test_built_in_kernels_stay_here_and_words_are_checked(stranger):

@@ -1,8 +1,6 @@
 """What people naturally write and type: right kernels and outputs pass, and what is given is used or refused."""
 
 import math
-import subprocess
-import sys
 
 import nbformat
 import pandas as pd
@@ -13,12 +11,11 @@ from nbclient import NotebookClient
 
 from attention_check.explain.compare import ComparisonInputs, compare
 from attention_check.explain.compare import comparison_lines as compared_in_words
-from attention_check.explain.emulations import FIELDS, Emulation, changed, emulation_text
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.capability import SINKS_GRADIENT, Capabilities
-from attention_check.measure.closeness import WorstCall, bounds, closeness
+from attention_check.measure.closeness import bounds, closeness
 from attention_check.measure.contract import contract
 from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import ROUNDINGS
@@ -26,7 +23,6 @@ from attention_check.measure.plan import QUICK
 from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
-from attention_check.probe.sampling import Sample
 from attention_check.report.labels import subject
 from attention_check.report.sentences import judgement_text
 from attention_check.testing.checks import check_named
@@ -183,22 +179,6 @@ def test_outputs_a_little_too_small_are_a_rounding_to_one_side():
     assert row["key"] == "factor"
 
 
-def test_a_call_without_a_finite_bound_is_none_of_the_furthest():
-    q, k, v = normal(1, 1, 8, 4)
-    furthest = WorstCall()
-    furthest(Sample(q, k, v, {}, lambda x: x), torch.full((1, 1, 8, 4), math.nan, dtype=torch.float64))
-    assert furthest.table() == []
-
-
-def test_inputs_that_are_rounded_are_told_in_every_kind_of_emulation():
-    what, of_inputs = FIELDS["inputs"]
-    for fields in (dict(tile=0), dict(splits=4, partial="BF16"), {}):
-        given = vars(Emulation(inputs="TF32", **fields))
-        assert emulation_text(given).count(of_inputs("TF32")) == emulation_text(given).count("TF32") == 1
-    told = changed(vars(Emulation()), vars(Emulation(inputs="TF32")), "inputs")
-    assert told == f"{what}: {of_inputs('')} in A, {of_inputs('TF32')} in B" and of_inputs("TF32") != of_inputs("")
-
-
 def test_of_few_rows_the_bound_decides_where_the_rule_may_break_by_luck():
     row = dict(model="", step=0, layer="", call=0, head=0, fmt="FP32", n_q=16, n_kv=16, rows=16, hidden=0,
                later=0.0, own=1.0, against="golden", scale=1.0)  # fmt: skip
@@ -220,13 +200,6 @@ def test_a_decoder_whose_masks_could_not_be_read_is_told_so():
     assert unknown.severity == Severity.REPORTED and unknown.where == dict(calls=1, of=1)
     assert "1 of 1 calls" in judgement_text(judgement)
     assert not [f for f in bidirectional.findings if f.what == "later_unknown"]
-
-
-def test_a_plugins_kernel_is_named_by_its_file(tmp_path):
-    (tmp_path / "mine.py").write_text(SDPA + "def f(q, k, v): return sdpa(q, k, v)")
-    words = [sys.executable, "-m", "pytest", "-q", "--fa-lib-kernel", "mine.py:f", "-k", "strides"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_notebook_12_judges_a_file_of_the_readers(tmp_path):

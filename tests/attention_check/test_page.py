@@ -7,15 +7,13 @@ import pandas as pd
 import pytest
 
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.report import labels, sentences, tables
+from attention_check.report import sentences, tables
 from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import folded
-from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.paths import ROOT
 
 FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
-NOT_ATTENTION = labels.NOTES["other"]
 AT = dict(distribution="normal", fmt="BF16", n=8, queries=None)
 ERROR = Finding("error", FAILS, AT, 9.3, 2)
 GRADIENTS = Finding("gradients", NOTES, dict(failed=2, of=9, tensor="dv", shape="97", fmt="BF16"), 4.0, 3)
@@ -86,25 +84,6 @@ def test_like_findings_are_folded_the_gravest_first():
     assert (len(errors), len(more), len(seen), len(rest)) == (3, 2, 4, 0)  # one alone is not folded
     html = page(Judgement("kernel", "mine", (*many, *answers(9))), [])
     assert html.count("<details>") == 3 and "and 6 more like these" in html and "case 8" in html
-
-
-def test_the_deciding_column_is_in_front_and_what_breaks_is_a_word():
-    table = tables.by_length(LENGTHS, "mine")
-    assert [*table.columns[:2]] == ["breaks", "worst / Baseline's"] and table.breaks.tolist() == [True, True, False]
-    assert table["worst / Baseline's"].tolist() == ["9.30", "2.50", "0.90"]
-    html = page(Judgement("kernel", "mine", (ERROR,)), [Section("lengths", "How far", table)])
-    assert html.count("✗ breaks") == 2 and '<th scope="col" class="number">worst / Baseline' in html
-    assert '<td class="number">9.30</td>' in html and '<td class="">BF16</td>' in html
-    right = tables.by_length(LENGTHS.assign(times_max=1.0), "mine")
-    assert "✗ breaks" not in page(Judgement("kernel", "mine", (REPEATS,)), [Section("lengths", "How far", right)])
-
-
-def test_the_heading_says_what_was_judged_where_and_when(monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    about = {"Kernel": "mine:f", "Date": date(), "Device": processor(), "Lengths N": (128, 512)}
-    text = Read(page(Judgement("kernel", "mine:f", (ERROR,)), [], about=about)).text
-    assert "1970-01-02" in text and "128, 512" in text and processor() in text
-    assert package("jinja2.loaders").startswith("Jinja2 ") and package("no_such_module_at_all") == package("json") == ""
 
 
 def _figure():

@@ -2,21 +2,19 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from in_a_folder import SDPA, command, normal, own_path, recorded, saved  # noqa: F401
+from in_a_folder import SDPA, command, normal, own_path, recorded, saved, written_test_says  # noqa: F401
 from torch import nn
 
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
+from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Finding, Judgement, Severity
 from attention_check.judge.tables import alignment, of_conduct
 from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
@@ -30,7 +28,6 @@ from attention_check.report.wordings import as_times, times
 from attention_check.testing import assert_attention_close
 from attention_check.testing.checks import check_lines, check_named, chosen
 from fa_lib import kernels
-from fa_lib.execution.paths import ROOT
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -251,7 +248,7 @@ def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch
         f"def right(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, {name}={name}, **options)\n"
         f"def wrong(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, **options)\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.syspath_prepend(tmp_path)
     q, k, v = (x.transpose(1, 2) for x in normal(1, 2, 96, 32, dtype=torch.bfloat16))
     path = saved(tmp_path, q=q, k=k, v=v, **named)
     mine = tmp_path / f"forgets_{name}.py"
@@ -263,10 +260,8 @@ def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch
     assert done.exit_code == 2 and "does not fail" in done.output
     done = command("shrink", path, "--kernel", f"{mine}:wrong", "--layout", "bshd", "--out", tmp_path / "test_w.py")
     assert done.exit_code == 0, done.output
-    for kernel, code in (("", 1), (f"forgets_{name}:right", 0)):
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_w.py"]
-        env = os.environ | dict(KERNEL=kernel)
-        assert subprocess.run(words, cwd=tmp_path, env=env, capture_output=True).returncode == code
+    assert written_test_says(tmp_path / "test_w.py", monkeypatch)
+    assert written_test_says(tmp_path / "test_w.py", monkeypatch, f"forgets_{name}:right") == ""
 
 
 STRIPED = (torch.arange(96)[:, None] + torch.arange(96)) % 3 > 0
@@ -334,32 +329,27 @@ def test_a_scale_that_is_a_fifth_too_large_does_not_pass_on_peaked_scores(tmp_pa
 
 
 MASKS = {  # what a model hands to attention -> what is found of it
-    "none": ("", {"sees_later"}),
-    "causal": ("is_causal=True", set()),
-    "idle": ("attn_mask=torch.ones(16, 16, dtype=torch.bool)", {"sees_later", "idle_mask"}),
-    "of zeros": ("attn_mask=torch.zeros(16, 16)", {"sees_later", "idle_mask"}),
-    "of numbers": ("attn_mask=torch.ones(16, 16).triu(1)", {"sees_later"}),
-    "inverted": ("attn_mask=~torch.ones(16, 16, dtype=torch.bool).tril()", {"sees_later", "own_hidden"}),
+    "none": ({}, {"sees_later"}),
+    "causal": (dict(is_causal=True), set()),
+    "idle": (dict(attn_mask=torch.ones(16, 16, dtype=torch.bool)), {"sees_later", "idle_mask"}),
+    "of zeros": (dict(attn_mask=torch.zeros(16, 16)), {"sees_later", "idle_mask"}),
+    "of numbers": (dict(attn_mask=torch.ones(16, 16).triu(1)), {"sees_later"}),
+    "inverted": (dict(attn_mask=~torch.ones(16, 16, dtype=torch.bool).tril()), {"sees_later", "own_hidden"}),
 }
 
 
 @pytest.mark.parametrize("which", MASKS)
-def test_what_the_masks_of_a_model_show_is_told(tmp_path, which):
+def test_what_the_masks_of_a_model_show_is_told(which):
     given, found = MASKS[which]
-    (tmp_path / "masked.py").write_text(
-        f"import torch\n{SDPA}torch.manual_seed(0)\ndef run(): sdpa(*torch.randn(3, 1, 2, 16, 8), {given})"
-    )
-    function = tmp_path / "masked.py:run"
-    record = tmp_path / "record.json"
-    words = ("check", "model", function, "--out", tmp_path, "--exit-code", "--json", record)
-    for more, fails in (((), False), (("--causal",), bool(found))):
-        done = command(*words, *more)
-        assert done.exit_code == fails, done.output
-        of = {what: recorded(record, what) for what in ("sees_later", "own_hidden", "idle_mask")}
-        assert {what for what in of if of[what]} == found
-        assert all((each["severity"] == "fails") == fails for each in of["sees_later"])
-        assert {each["severity"] for each in of["own_hidden"] + of["idle_mask"]} <= {"reported"}
-        assert ("as a decoder" in done.output.splitlines()[0]) == (bool(found) and not fails)
+    with Probe() as probe:
+        nn.functional.scaled_dot_product_attention(*normal(1, 2, 16, 8), **given)
+    for causal, fails in ((False, False), (True, bool(found))):
+        judgement = judge_model("m", probe.table, causal=causal, close=())
+        assert judgement.passed != fails
+        of = {f.what: f.severity for f in judgement.findings if f.what in ("sees_later", "own_hidden", "idle_mask")}
+        assert of.keys() == found and (of.get("sees_later") == Severity.FAILS) == fails
+        assert {of[what] for what in found - {"sees_later"}} <= {Severity.REPORTED}
+        assert ("as a decoder" in headline(judgement)) == (bool(found) and not fails)
 
 
 CALLED = {  # what a project calls an option -> its kernel
@@ -469,7 +459,7 @@ def torchs_names(query, key, value, attn_mask=None, is_causal=False): return rig
 @pytest.mark.parametrize("name", ["no_mask", "fixed_scale", "nan_of_a_hidden_block", "torchs_names"])
 def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kernel(tmp_path, name, monkeypatch):
     """The right kernel gives NaN where a row sees no key: that may not become the failure."""
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / f"shrunk_{name}.py").write_text(SHRUNK)
     q, k, v = normal(1, 2, 64, 64, dtype=torch.bfloat16)
     mask = torch.rand(64, 64, generator=torch.Generator().manual_seed(1)) < 0.4
@@ -479,36 +469,9 @@ def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kerne
     words = ("shrink", path, "--kernel", f"{tmp_path}/shrunk_{name}.py:{name}", "--out", tmp_path / "test_it.py")
     done = command(*words)
     assert done.exit_code == 0, done.output
-    says = r"AssertionError: .* NaN" if "nan" in name else r"AssertionError: .* is [\d.]+ times"
-    for kernel, code in (("", 1), (f"shrunk_{name}:right", 0)):
-        test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-        done = subprocess.run(test, cwd=tmp_path, env=os.environ | dict(KERNEL=kernel), capture_output=True, text=True)
-        assert done.returncode == code and bool(re.search(says, done.stdout)) == bool(code), done.stdout
-
-
-EMULATED = {  # two kernels -> the fields of the second, the inputs' format, and the field that differs
-    "carries_fp16": (dict(carried="FP16"), "BF16", "carried"),
-    "rounds_inputs": (dict(inputs="BF16", probs="FP32"), "FP32", "inputs"),
-}
-
-
-@pytest.mark.parametrize("name", EMULATED)
-def test_compare_finds_sums_in_fp16_and_inputs_that_are_rounded(tmp_path, name):
-    fields, fmt, field = EMULATED[name]
-    (tmp_path / f"{name}.py").write_text(
-        "from attention_check.explain.emulations import Emulation\nfrom fa_lib.numerics.formats import Format\n"
-        f"def made(q, **fields): return Emulation(**(dict(probs=Format.of(q.dtype).name) | fields))\n"
-        f"def f(q, k, v, **o): return made(q, **{fields!r})(q, k, v, **o).to(q.dtype)\n"
-        "def plain(q, k, v, **o): return made(q)(q, k, v, **o).to(q.dtype)\n"
-    )
-    kernels_ = [f"{tmp_path}/{name}.py:{function}" for function in ("plain", "f")]
-    record = tmp_path / "compared.json"
-    words = ("--n", "512", "--distribution", "uniform", "--format", fmt, "--json", record)
-    done = command("compare", *kernels_, *words)
-    assert done.exit_code == 0 and fields[field] in done.output.splitlines()[-1], done.output
-    held = json.loads(record.read_text())
-    assert held["changes"] == [field] and held["fits"]["b"][field] == fields[field] and held["is_explained"]
-    assert held["bounds"]["b"]["times"] > 1 >= held["bounds"]["a"]["times"]
+    says = "NaN" if "nan" in name else r" is [\d.]+ times"
+    assert re.search(says, written_test_says(tmp_path / "test_it.py", monkeypatch))
+    assert written_test_says(tmp_path / "test_it.py", monkeypatch, f"shrunk_{name}:right") == ""
 
 
 def test_compare_says_when_a_difference_is_rounding_and_when_a_layout_is_wrong(tmp_path):

@@ -13,13 +13,11 @@ import pytest
 import torch
 
 from attention_check.commands import captured_reports, reports
-from attention_check.conventions.conventions import of_keys
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.capability import CAUSAL_FEWER, LARGE
 from attention_check.measure.contract import contract
-from attention_check.measure.determinism import repeats
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, QUICK, CheckPlan
 from attention_check.measure.reference_cache import BIASED, WORST, Inputs
@@ -137,9 +135,7 @@ def test_a_judgement_is_made_from_its_findings_and_nothing_else():
         is Finding("x", Severity.REPORTED, {}, math.inf).number
     )
     close = replace(fails, number=2.004)
-    ((severity, (one,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
-    assert severity == one.severity == Severity.FAILS and (one.number, one.limit) == ("2.004 × Baseline's", "2 ×")
-    assert all(each in one.text for each in ("normal", "BF16", "N = 8"))
+    ((_, (one,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
     assert one.line == f"{one.text}: 2.004 × Baseline's, limit 2 ×."
 
 
@@ -151,10 +147,6 @@ def only_whole_tiles(q, k, v, causal=False, scale=None):
     if k.shape[-2] % 64:
         raise RuntimeError("keys must be a multiple of 64")
     return attention(q, k, v, is_causal=causal, scale=scale)
-
-
-def no_causality(q, k, v, causal=False, scale=None):
-    return attention(q, k, v, scale=scale)
 
 
 def in_double(q, k, v):
@@ -187,19 +179,6 @@ def test_a_kernel_that_is_none_is_reported_as_that(name):
     first = asked[asked.outcome == gate.where["outcome"]].iloc[0]
     assert (gate.where["asked"], gate.where["problem"]) == (first.asked, first.problem)
     assert f"asked for {first.asked} it" in judgement_text(judgement)
-
-
-def test_a_kernel_that_changes_its_inputs_is_caught():
-    def scales_q(q, k, v):
-        with torch.no_grad():
-            q.mul_(k.shape[-1] ** -0.5)
-        return attention(q, k, v, scale=1.0)
-
-    q, k, v = torch.randn(3, 1, 2, 8, 16)
-    answer = call_kernel(scales_q, q, k, v)
-    assert answer.outcome == "malformed" and answer.problem == "changes its inputs: q" and answer.o is None
-    answer = call_kernel(attention, q, k, v)
-    assert answer.outcome == "answered" and answer.problem == "" and torch.equal(answer.o, attention(q, k, v))
 
 
 @pytest.mark.parametrize(
@@ -312,30 +291,6 @@ def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
     assert {f.where["problem"] for f in (problem, *carries)} == {"raises AssertionError: too long"}
 
 
-def test_a_parameter_of_that_name_makes_no_emulated_kernel():
-    def named(q, k, v, precision="highest"):
-        assert precision == "highest"
-        return written_out(q, k, v)
-
-    assert contract(register("named", named))[0]["outcome"] == "answered"
-
-
-def test_an_option_that_is_ignored_fails():
-    asked = pd.DataFrame(contract(register("no causality", no_causality))).set_index("asked")
-    assert asked.outcome["causal"] == "wrong" and asked.note["causal"] == "causal_none"
-    judgement = examined("no causality", no_causality)
-    notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
-    assert not judgement.passed and notes["causal"] == "causal_none"
-    assert of_keys("causal_none") in judgement_text(judgement)
-
-
-def test_runs_that_differ_are_counted():
-    noise = iter(range(1000))
-    name = register("noisy", lambda q, k, v: attention(q, k, v) + 1e-2 * next(noise))
-    assert repeats(name, "BF16", 5)["outputs"] == 5
-    assert repeats("flash", "BF16", 5) == dict(runs=5, outputs=1, gradients=1, apart=0.0)
-
-
 def test_the_bias_is_of_the_kernel_and_not_of_the_rounding_of_its_output():
     """With two maxima and V > 0 the rounded golden value errs to one side itself, as does one that carries FP32."""
     low = register("O alone", partial(emulated, steps=("accumulator",), block_kv=512))
@@ -347,15 +302,6 @@ def test_the_bias_is_of_the_kernel_and_not_of_the_rounding_of_its_output():
 def test_a_confidence_interval_is_students():
     mean, low, high = interval(pd.Series([1.0, 2.0, 3.0]))
     assert mean == 2 and high - 2 == pytest.approx(4.302653 / 3**0.5, rel=1e-6) and low == pytest.approx(4 - high)
-
-
-def test_ruled_answers_whatever_a_kernel_does():
-    rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always raises", lambda *_, **__: 1 / 0))
-    told = [(row["outcome"], row["problem"]) for row in rows]
-    assert told == [("refused", "raises ZeroDivisionError: division by zero")]
-    rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always lists", lambda *_, **__: []))
-    (row,) = rows
-    assert row["outcome"] == "malformed" and row["problem"].startswith("returns list,")
 
 
 class Refuses(torch.autograd.Function):
@@ -378,22 +324,13 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
         with pytest.raises(KernelError, match=words):
             torch.autograd.grad(o.sum(), (q, k, v))
     row = contract(register("no backward", refuses))[-1]
-    assert row | dict(times=None) == dict(
-        asked="gradients",
-        dim=0,
-        head_dim=64,
-        outcome="refused",
-        note="named",
-        problem="raises SystemExit: no backward pass yet",
-        times=None,
-    )
+    assert (row["asked"], row["outcome"], row["problem"]) == (
+        "gradients", "refused", "raises SystemExit: no backward pass yet",
+    )  # fmt: skip
     rows = measure_shapes("97", 32, "normal", "BF16", 0, "no backward")
     assert [row["tensor"] for row in rows] == ["o"] and rows[0]["passed"]  # its output is judged all the same
-    own = torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(torch.autograd.grad(with_kernel_errors(attention)(q, k, v).sum(), (q, k, v)), own)
-    )
+    ours, own = (torch.autograd.grad(fn(q, k, v).sum(), (q, k, v)) for fn in (with_kernel_errors(attention), attention))
+    assert all(map(torch.equal, ours, own))
 
 
 @pytest.mark.parametrize(
@@ -471,14 +408,6 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
     assert {path.stem for path in (out / "own.mine_attention").glob("*.csv")} == names
     sums = pd.read_csv(out / "own.mine_attention" / "sums.csv")
     assert len(sums) == 2 * 3 * 2 * 10  # formats, numbers of queries, sums, sizes of tiles
-
-
-def test_an_old_page_is_gone_when_a_new_judgement_fails_to_be_made(tmp_path, monkeypatch):
-    (tmp_path / "flash.html").write_text("passes")
-    monkeypatch.setattr(reports, "examine", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        reports.check_kernel("flash", "quick", tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_strangers_text_is_never_markup_and_moves_no_cursor():

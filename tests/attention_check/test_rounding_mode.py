@@ -12,9 +12,8 @@ from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.carry import carry
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.rounding_mode import MODES, rounding_mode
+from attention_check.measure.rounding_mode import rounding_mode
 from attention_check.measure.tables import measure
-from attention_check.report import labels
 from attention_check.report.sentences import judgement_text
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.execution.sweep import sweep
@@ -163,8 +162,3 @@ def test_a_low_carry_says_nothing_of_the_output_s_cast(right):
     carried = right.sums.assign(lost=100.0, control=0.0, **{"all": 100.0})  # all is lost in every tile
     found = judge_kernel("right", replace(right, sums=carried, rounding=rounding("o"))).findings
     assert {f.where["what"] for f in found if f.what == "rounding_mode"} == {"probs"}
-
-
-def test_modes_are_worded():
-    assert {*labels.MODES, "not_seen"} == {*MODES}
-    assert set(labels.CASTS) == {"output", "probs", "inputs"}

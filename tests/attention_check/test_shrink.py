@@ -3,13 +3,13 @@
 import math
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from in_a_folder import written_test_says as told
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -73,17 +73,6 @@ def saved(path, shape=(2, 4, 40, 16), kv=None, dtype=BITS, distribution="normal"
     q[:, -1, :, -1] = MARK
     save_file(dict(q=q, k=k, v=v) | {name: torch.as_tensor(x) for name, x in options.items()}, path)
     return path
-
-
-def told(test, monkeypatch, kernel=""):
-    """What a written test says when it fails; "" where it passes."""
-    monkeypatch.setenv("KERNEL", kernel) if kernel else monkeypatch.delenv("KERNEL", raising=False)
-    try:
-        (test_function,) = (x for name, x in runpy.run_path(str(test)).items() if name.startswith("test_"))
-        test_function()
-    except (AssertionError, RuntimeError) as error:
-        return str(error)
-    return ""
 
 
 def run(test, kernel=""):

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -13,17 +14,15 @@ from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import SIDE
-from attention_check.measure import reference_cache
-from attention_check.measure.capability import Capabilities
 from attention_check.measure.contract import contract
 from attention_check.measure.determinism import repeats
 from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.plan import QUICK
-from attention_check.measure.reference_cache import Inputs, reference_values
+from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.reference_store import files_in, references
 from attention_check.measure.split_keys import in_splits
-from attention_check.measure.tables import measure, measure_shapes
+from attention_check.measure.tables import measure
 from attention_check.report import tables
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import judgement_text, title
@@ -40,9 +39,10 @@ TINY = replace(QUICK, lengths=(128, 512), shapes=("256",), head_dims=(), seeds=1
 
 @pytest.fixture(scope="module")
 def examined(tmp_path_factory):
-    """(Measurements, judgement) of a function; golden values are kept between them."""
+    """(Measurements, judgement) of a function, once; golden values are kept between them."""
     folder = tmp_path_factory.mktemp("kept")
 
+    @cache
     def examined(fn, depth=TINY):
         kernels.register(name := f"stranger {len(kernels.available())} {fn.__name__}", fn)
         found = examine(name, depth, cache=str(folder), beside=())
@@ -90,16 +90,6 @@ def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_ca
     assert growth.where["queries"] in (1, 16) and growth.number > 2
 
 
-def test_baselines_error_is_of_many_outputs_whatever_the_queries():
-    """With 64 outputs Baseline's largest error spreads over draws; with 1,024 and more it hardly does."""
-    for queries in (1, 16, None):
-        given = [Inputs("BF16", "uniform", 256, seed, queries) for seed in range(4)]
-        largest = [reference_values(inputs)["baseline"][0].item() for inputs in given]
-        assert reference_values(given[0])["golden"].numel() >= reference_cache.OUTPUTS and max(largest) < 1.5 * min(
-            largest
-        )
-
-
 def causal_alone(q, k, v, causal=False, scale=None):
     if not causal:
         raise NotImplementedError("it is always causal")
@@ -137,42 +127,6 @@ def changes_k_at_64(q, k, v, causal=False, scale=None):
     return changes_k(q, k, v, causal, scale) if k.shape[-1] == 64 else attention(q, k, v, causal, scale)
 
 
-def test_a_fault_at_one_head_dim_is_told_and_not_a_refusal_of_another(examined):
-    """4."""
-    _, judgement = examined(changes_k)
-    assert judgement.verdict == Verdict.FAILS and "changes its inputs: k" in judgement_text(judgement)
-    assert "headdim should be" not in judgement_text(judgement)
-    seen, judgement = examined(changes_k_at_64)
-    assert set(seen.lengths.head_dim) == {128} and not judgement.passed
-    assert "Asked for BF16 at head_dim 64 it changes its inputs: k." in judgement_text(judgement)
-
-
-class DoubleK(torch.autograd.Function):
-    """K as it is; its gradient twice as large, as where a scale is forgotten."""
-
-    @staticmethod
-    def forward(ctx, k):
-        return k.clone()
-
-    @staticmethod
-    def backward(ctx, dK):
-        return 2 * dK
-
-
-def gradient_of_k_doubled(q, k, v, causal=False, scale=None):
-    return attention(q, DoubleK.apply(k), v, causal, scale)
-
-
-def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told(examined):
-    seen, judgement = examined(gradient_of_k_doubled)
-    (wrong,) = found(judgement, "wrong_gradient")
-    assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number == pytest.approx(1, 0.1)
-    assert re.search(r"dK is not attention's gradient \(.*\): 100% off, limit 20%", judgement_text(judgement))
-    tables = replace(seen, shapes=seen.shapes.assign(relative=0.1, ratio=5.0, passed=seen.shapes.tensor == "o"))
-    assert not found(judge_kernel(judgement.subject, tables), "wrong_gradient")
-    assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.REPORTED
-
-
 class NoGradient(torch.autograd.Function):
     """The identity, whose gradient is NaN."""
 
@@ -185,25 +139,8 @@ class NoGradient(torch.autograd.Function):
         return torch.full_like(dK, math.nan)
 
 
-def gradient_of_k_is_nan(q, k, v, causal=False, scale=None):
-    return attention(q, NoGradient.apply(k) if k.shape[-2] == 256 else k, v, causal, scale)
-
-
-def test_a_gradient_that_is_nan_is_no_gradient(examined):
-    _, judgement = examined(gradient_of_k_is_nan)
-    assert any(f.severity == Severity.FAILS for f in judgement.findings), judgement_text(judgement)
-    assert judgement.verdict == Verdict.FAILS
-
-
 def gradient_of_203_keys_is_nan(q, k, v, causal=False, scale=None):
     return attention(q, NoGradient.apply(k) if k.shape[-2] == 203 else k, v, causal, scale)
-
-
-def test_a_gradient_that_is_nan_at_one_shape_is_told(examined):
-    _, judgement = examined(gradient_of_203_keys_is_nan, replace(TINY, shapes=("113 x 203",)))
-    (wrong,) = found(judgement, "wrong_gradient")
-    assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number is None
-    assert re.search(r"dK is not attention's gradient \(.*\): not finite, limit 20%", judgement_text(judgement))
 
 
 class Unsteady:
@@ -233,36 +170,14 @@ def of_another_dtype_once(q, k, v, causal=False, scale=None):
     return o.double() if (q.shape[-2], k.shape[-2]) == (113, 203) else o
 
 
-def test_a_fault_at_one_shape_counts(examined):
-    _, judgement = examined(of_another_dtype_once, replace(TINY, shapes=("113 x 203",)))
-    (problem,) = found(judgement, "problem")
-    assert problem.severity == Severity.FAILS and problem.where["shape"] == "113 x 203"
-    assert "At the shape 113 x 203 in " in judgement_text(judgement)
-
-
 def whole_chunks_alone(q, k, v, causal=False, scale=None):
     n = k.shape[-2] if k.shape[-2] <= 1024 else k.shape[-2] // 1024 * 1024
     return attention(q, k[..., :n, :], v[..., :n, :], causal, scale)
 
 
-def test_keys_beyond_whole_chunks_are_missed(examined):
-    """5. Every length over 1,024 was a power of two."""
-    seen, judgement = examined(whole_chunks_alone)
-    assert seen.lengths.times_max.max() < 2 and not judgement.passed
-    notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
-    assert notes["length_1500"] == "other" and LABELS["length_1500"] in judgement_text(judgement)
-
-
 def low_in_fp16(q, k, v, causal=False, scale=None):
     o = attention(q, k, v, causal, scale)
     return o * (1 + 2**-6 * k.shape[-2] / 512) if q.dtype == torch.float16 else o
-
-
-def test_the_growth_that_is_told_is_that_of_the_worst_format(examined):
-    """6."""
-    _, judgement = examined(low_in_fp16)
-    (growth,) = found(judgement, "growth")
-    assert growth.where["fmt"] == "FP16" and growth.number > growth.where["from_number"] > 2
 
 
 def outwards_by(ulp):
@@ -299,15 +214,6 @@ def nan_in_fp16(q, k, v, causal=False, scale=None):
     return attention(q, k, v, causal, scale) * (math.nan if q.dtype == torch.float16 else 1)
 
 
-def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
-    """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
-    seen, judgement = examined(no_fp64)
-    assert seen.asked.set_index("asked").outcome["FP64"] == "refused" and judgement.passed
-    options = ["boolean_mask", "added_mask", "window", "softcap", "sinks"]
-    assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", *options]
-    assert not examined(nan_in_fp16)[1].passed
-
-
 def fp32_in_fp16(q, k, v, causal=False, scale=None):
     q, k, v = (x.half().to(x.dtype) if x.dtype == torch.float32 else x for x in (q, k, v))
     return kernels.unfused(q, k, v, causal=causal, scale=scale)
@@ -335,16 +241,6 @@ def defect_in_options(q, k, v, causal=False, scale=None, window=None, sinks=None
     return attention(q, k, v, causal, scale) if sinks is None else sinks.of_no_such_name
 
 
-def test_an_error_where_an_option_is_given_is_told_from_a_refusal(examined):
-    _, judgement = examined(defect_in_options)
-    (raises,), (refused,) = found(judgement, "raises"), found(judgement, "unsupported")
-    assert judgement.passed and raises.where["asked"] == ["sinks"] and "AttributeError" in raises.where["problem"]
-    assert {"window", "softcap", "boolean_mask"} <= {*refused.where["asked"]} and "sinks" not in refused.where["asked"]
-    text = judgement_text(judgement)
-    assert "Not judged, since it raises an error that is no refusal: sinks." in text
-    assert "It raises an error that is no refusal, so not judged: sinks; the first raises AttributeError" in text
-
-
 class Defective(torch.autograd.Function):
     """The identity, with a defect in its backward pass."""
 
@@ -367,23 +263,8 @@ def without_graph(q, k, v, causal=False, scale=None):
     return attention(q.detach(), k.detach(), v.detach(), causal, scale)
 
 
-def test_a_backward_pass_with_a_defect_is_told_from_a_kernel_without_gradients(examined):
-    _, judgement = examined(defect_in_backward)
-    (raises,) = found(judgement, "raises")
-    assert raises.where["asked"] == ["gradients"] and "ValueError: not enough values" in raises.where["problem"]
-    assert not found(examined(without_graph)[1], "raises")
-
-
 def causal_by_default(q, k, v, causal=True, scale=None):
     return attention(q, k, v, causal, scale)
-
-
-def test_a_kernel_that_masks_by_default_is_judged_with_and_without_a_mask(examined):
-    seen, judgement = examined(causal_by_default)
-    plain, _ = examined(attention)
-    assert judgement.passed and found(judgement, "causal_by_default") and not found(judgement, "causal_only")
-    assert not seen.lengths.causal.any() and seen.lengths["max"].equals(plain.lengths["max"])
-    assert {"causal", "causal_fewer_queries"} <= {*seen.asked[seen.asked.outcome == "answered"].asked}
 
 
 def half_of_the_softcaps_derivative(q, k, v, causal=False, scale=None, softcap=None):
@@ -395,11 +276,6 @@ def half_of_the_softcaps_derivative(q, k, v, causal=False, scale=None, softcap=N
     S = 0.7 * capped + 0.3 * steep
     S = S.masked_fill(~torch.ones_like(S, dtype=torch.bool).tril(S.shape[-1] - S.shape[-2]), -math.inf) if causal else S
     return (torch.softmax(S, -1) @ v.float()).to(q.dtype)
-
-
-def test_gradients_with_an_option_are_held_to_5_percent(examined):
-    _, judgement = examined(half_of_the_softcaps_derivative)
-    assert [f.where["asked"] for f in found(judgement, "answer")] == ["gradients_softcap"]
 
 
 def multiples_of_128(q, k, v, causal=False, scale=None):
@@ -414,13 +290,44 @@ def only_256(q, k, v):
     return attention(q, k, v)
 
 
-def test_it_is_said_how_much_was_judged(examined):
-    """10."""
-    seen, judgement = examined(multiples_of_128, replace(TINY, shapes=("97", "256")))
-    (much,) = found(judgement, "coverage")
-    assert judgement.passed and much.where == dict(settings=8, settings_of=24, shapes=2, shapes_of=4)
-    assert all(counts in judgement_text(judgement) for counts in ("8 of 24", "2 of 4"))
-    assert judgement.carries == ()  # as 256 queries show
+RECTANGLE, ODD = dict(shapes=("113 x 203",)), dict(shapes=("97", "256"))
+HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findings, with a part of its where; words
+    (changes_k, {}, False, "", {}, "changes its inputs: k"),
+    (changes_k_at_64, {}, False, "", {}, r"Asked for BF16 at head_dim 64 it changes its inputs: k\."),
+    (gradient_of_203_keys_is_nan, RECTANGLE, False, "wrong_gradient", dict(tensor="dk"),
+     r"dK is not attention's gradient \(.*\): not finite, limit 20%"),
+    (of_another_dtype_once, RECTANGLE, False, "problem", dict(shape="113 x 203"), "At the shape 113 x 203 in "),
+    (whole_chunks_alone, {}, False, "answer", dict(asked="length_1500", note="other"), LABELS["length_1500"]),
+    (low_in_fp16, {}, False, "growth", dict(fmt="FP16"), "FP16"),
+    (no_fp64, {}, True, "unsupported",
+     dict(asked=["FP64", "boolean_mask", "added_mask", "window", "softcap", "sinks"]), ""),
+    (nan_in_fp16, {}, False, "", {}, "FP16"),
+    (defect_in_options, {}, True, "raises", dict(asked=["sinks"]),
+     "Not judged, since it raises an error that is no refusal: sinks.*the first raises AttributeError"),
+    (defect_in_backward, {}, True, "raises", dict(asked=["gradients"]), "ValueError: not enough values"),
+    (causal_by_default, {}, True, "causal_by_default", {}, ""),
+    (half_of_the_softcaps_derivative, {}, False, "answer", dict(asked="gradients_softcap"), ""),
+    (multiples_of_128, ODD, True, "coverage", dict(settings=8, settings_of=24, shapes=2, shapes_of=4),
+     "8 of 24.*2 of 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn, changes, passes, what, part, words", HABITS, ids=[each[0].__name__ for each in HABITS])
+def test_a_habit_is_told(fn, changes, passes, what, part, words, examined):
+    _, judgement = examined(fn, replace(TINY, **changes))
+    text = " ".join(judgement_text(judgement).split())
+    assert judgement.passed is passes and re.search(words, text), text
+    told = [f for f in judgement.findings if re.fullmatch(what, f.what) and f.where | part == f.where]
+    assert not what or len(told) == 1, judgement.findings
+
+
+def test_what_a_habit_is_taken_for_no_other(examined):
+    seen, judgement = examined(changes_k_at_64)
+    assert set(seen.lengths.head_dim) == {128} and "headdim should be" not in judgement_text(judgement)
+    assert not found(examined(without_graph)[1], "raises")
+    (seen, judgement), (plain, _) = examined(causal_by_default), examined(attention)
+    assert not found(judgement, "causal_only") and seen.lengths["max"].equals(plain.lengths["max"])
+    assert {"causal", "causal_fewer_queries"} <= {*seen.asked[seen.asked.outcome == "answered"].asked}
 
 
 def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_path, monkeypatch):
@@ -522,22 +429,6 @@ def test_the_yardstick_in_fp32_has_the_options_and_gradients_of_baseline():
             assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkeypatch):
-    """13."""
-    asked = []
-    monkeypatch.setattr("attention_check.measure.tables.exact", lambda case: asked.append(case) or exact(case))
-
-    def forward_alone(q, k, v, causal=False, scale=None):
-        return attention(q.detach(), k.detach(), v.detach(), causal, scale)
-
-    rows = measure_shapes("97", 32, "normal", "BF16", 0, forward_alone, able=Capabilities(gradients=False))
-    assert [case.gradients for case in asked] == [False] and [row["tensor"] for row in rows] == ["o"]
-    assert pd.DataFrame(contract(forward_alone)).set_index("asked").outcome["gradients"] == "refused"
-    kernels.register("forward alone", forward_alone)
-    examine("forward alone", TINY, beside=())
-    assert not any(case.gradients for case in asked[1:]) and len(asked) > 1
-
-
 def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
     inputs, case = Inputs("BF16", "normal", 160, 0, 16), Case("97", 32, "normal", "FP16", 0)
     names = ["flash", "as_shipped"]
@@ -570,15 +461,3 @@ def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kerne
 
     rows = {(row["asked"], row["dim"]): row for row in contract(kernel, head_dims=(240, 248))}
     assert rows["head_dim", 240]["outcome"] == "answered" and rows["head_dim", 248]["outcome"] == due
-
-
-def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head_dim():
-    def kernel(q, k, v):
-        d = q.shape[-1]
-        keep = 240 if d == 248 else d
-        precision = Precision.kernel(q.dtype)
-        return kernels.reference(q[..., :keep], k[..., :keep], v, causal=True, scale=d**-0.5, precision=precision)
-
-    rows = {(row["asked"], row["dim"]): row for row in contract(kernel, causal=True, head_dims=(240, 248))}
-    assert [rows["head_dim", d]["outcome"] for d in (240, 248)] == ["answered", "wrong"]
-    assert rows["head_dim", 248]["note"] != "top_left"

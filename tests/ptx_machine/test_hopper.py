@@ -5,7 +5,7 @@ different rule of PTX describes: so each checks the other."""
 import numpy as np
 import pytest
 import torch
-from small_ptx import kernel, lanewise
+from small_ptx import lanewise
 
 from ptx_machine.arguments import Structure
 from ptx_machine.device import GPU
@@ -254,19 +254,6 @@ def test_a_tensor_map_names_what_does_not_fit():
     with pytest.raises(ValueError, match="tensor: got 2 dimensions"):
         tensor_map(integers(4, 64), (4,), 128)
     assert isinstance(tensor_map(integers(4, 64), (4, 64), 128), Structure)
-
-
-def test_labels_belong_to_their_scopes():
-    """Two scopes have a label of one name: each branch finds its own."""
-    body = """mov.u32 %r3, 0;
-    { mov.u32 %r2, 0; NEXT: add.u32 %r3, %r3, 1; add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 3; @%p1 bra NEXT; }
-    { mov.u32 %r2, 0; NEXT: add.u32 %r3, %r3, 10; add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 4; @%p1 bra NEXT;
-      bra END; }
-    mov.u32 %r3, 0; END: mov.u32 %r4, %tid.x; mul.wide.u32 %d9, %r4, 4; add.s64 %d8, %d0, %d9;
-    st.global.u32 [%d8], %r3;"""
-    out = torch.zeros(32, dtype=torch.int32)
-    kernel(body, ["out"])((1,), (32,), 0, out)
-    assert out.unique().tolist() == [43]
 
 
 def pairs(seed):

@@ -1,0 +1,164 @@
+"""The experiments of notebooks 9, 10, 13, 15, 16 and 17: a cell of each committed table is what the code gives. What
+the tables show is asserted in the notebooks, in the ledger (test_ledger_rows) and on the pages (test_docs_numbers)."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fa_lib import BF16, FP64, deviation, kernels
+from fa_lib.execution.paths import RESULTS
+from fa_lib.experiments import ablation, biased_rounding, fp8_probs, newer_kernels, tensor_cores
+from fa_lib.experiments.block_scales import EVERY, KINDS, RECIPES, SHIFT, TILING, block_scales, losses
+from fa_lib.experiments.block_scales import problem as of_blocks
+from fa_lib.experiments.law import law
+from fa_lib.experiments.overflow import overflow
+from fa_lib.experiments.polynomials import polynomial_error
+from fa_lib.experiments.problem import Problem
+from fa_lib.experiments.rescaling import rescaling
+from fa_lib.experiments.sink_gradients import sink_gradient
+from fa_lib.kernels import flash, golden
+from fa_lib.kernels.quantized_attention import OPERANDS, Quantization, attention
+from fa_lib.kernels.shipped import vectorised
+from fa_lib.numerics.formats import FP32
+from fa_lib.numerics.tensor_cores import UNITS
+
+SIZE = dict(rows=32, head_dim=64, heads=2)
+APART = ("fp8_tensor", "mxfp8_up", "nvfp4", "nvfp4_two_level")
+PARTS = {key: ["all", "cache", *(OPERANDS if key in APART else [])] for key in RECIPES}  # as in notebook 16
+TEN, BIASED = "09_why_ten_times", "10_biased_rounding"
+CELLS = [  # a table, its experiment, one cell of its grid, and what the table does not hold
+    (TEN, ablation.ladder, dict(distribution="uniform", seed=0, n=2048), {}),
+    (f"{TEN}.map", ablation.carried, dict(distribution="uniform", seed=0, tiles=16),
+     dict(bits=[8, 10, 11, 12, 14, 16, 20, 24])),
+    (f"{TEN}.verdicts", ablation.references, dict(distribution="normal", seed=0, n=2048), {}),
+    *[(f"{TEN}.rescaling", rescaling,
+       dict(distribution="normal", seed=0, n=2048, order=order, tiles=32, rows=64, algorithm=algorithm), {})
+      for order in ("as_drawn", "every_tile") for algorithm in ("fa1", "fa2")],
+    (f"{TEN}.options", newer_kernels.options, dict(distribution="outliers", seed=0, n=2048), {}),
+    (f"{TEN}.fa3", newer_kernels.outliers, dict(n=2048, head_dim=128, seed=0), {}),
+    (f"{TEN}.fp8", newer_kernels.fp8_table, dict(n=2048, seed=0), {}),
+    (f"{TEN}.offsets", newer_kernels.fp8_offset, dict(offset=8, spread=1.0, seed=0, n=8192), {}),
+    *[(BIASED, biased_rounding.bias, dict(cure="carried_bf16", sign=sign, repeats=2, seed=0), {})
+      for sign in ("positive", "negative", "both")],
+    *[(f"{BIASED}.steps", biased_rounding.bias, dict(cure=cure, sign="negative", repeats=2, seed=0), {})
+      for cure in ("fast_exp", "stochastic", "dynamic_2", "output_fp32")],
+    (f"{BIASED}.gaps", biased_rounding.bias,
+     dict(cure="carried_bf16", sign="positive", repeats=2, gap=8, seed=0), {}),
+    ("13_theory", law, dict(distribution="normal", tiles=8, seed=0), dict(bits=[8, 10, 12, 16])),
+    *[("15_tensor_cores", tensor_cores.sums, dict(fmt=fmt, distribution="uniform", n=512, seed=0, rows=4), {})
+      for fmt in ("BF16", "E4M3")],
+    ("15_tensor_cores.choices", tensor_cores.choices, dict(fmt="FP16", distribution="normal", seed=0, rows=64), {}),
+    *[("16_block_scales", block_scales, dict(kind=kind, seed=0, n=2048, rows=128, head_dim=128),
+       dict(parts=PARTS)) for kind in ("sink", "shifted K")],
+    ("17_fp8_beside_sinks", fp8_probs.sink_cast, dict(strength=6, kind="logit", seed=0, n=4096), {}),
+    ("17_fp8_beside_sinks.mass", fp8_probs.row_mass, dict(spread=2, n=1024, seed=0, rows=8192), {}),
+    ("17b_sink_gradients", sink_gradient, dict(seed=0, n=1024), dict(kept=(1, 0.1, 0.01))),
+    ("17c_fp16_overflow", overflow, dict(mean=20, amplitude=5.0, seed=0, rows=512), {}),
+    ("17d_polynomials", polynomial_error, dict(degree=4), {}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "table, experiment, cell, fixed", CELLS, ids=[f"{cell[0]} {i}" for i, cell in enumerate(CELLS)]
+)
+def test_a_cell_of_a_committed_table_is_what_the_code_gives(table, experiment, cell, fixed):
+    """To a tenthousandth: where a score falls on the other side of a tie, a mean changes in its last digits."""
+    committed = pd.read_csv(RESULTS / f"{table}.csv")
+    for column, value in cell.items():
+        committed = committed[committed[column] == value]
+    rows = experiment(**cell, **fixed)
+    now = pd.DataFrame(rows if isinstance(rows, list) else [rows])
+    assert len(now) == len(committed) > 0
+    for column, values in now.items():
+        due = committed[column]
+        if values.dtype.kind in "fi":
+            np.testing.assert_allclose(values, due, rtol=1e-4, atol=1e-4 * due.abs().max(), err_msg=column)
+        else:
+            assert values.tolist() == due.tolist()
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda: ablation.ladder("normal", 0, 64, starts=["raised"]), "start: got 'raised'; accepted are shipped"),
+    (lambda: ablation.ladder("normal", 0, 64, steps=["softmax"]), "step: got 'softmax'; accepted are nothing, inputs"),
+    (lambda: newer_kernels.options("normal", 0, 64, names=["fp4"]), "name: got 'fp4'; accepted are fa2, fa1"),
+    (lambda: newer_kernels.options("normal", 0, 64, carries=["FP16"]), "carry: got 'FP16'; accepted are FP32, BF16"),
+    (lambda: rescaling("sorted", 4, "normal", 0), "order: got 'sorted'; accepted are as_drawn, every_tile"),
+    (lambda: biased_rounding.problem(2, "V > 0", 0), "sign: got 'V > 0'; accepted are positive, negative, both"),
+    (lambda: biased_rounding.bias(2, "both", "none", 0), "cure: got 'none'; accepted are carried_bf16, carried_fp32"),
+    (lambda: tensor_cores.sums("E4M3", "normal", 64, 0, levels=["three"]), "level: got 'three'; accepted are one"),
+    (lambda: losses(*of_blocks("normal", 0, 64, **SIZE), {"int8": ["all"]}), "recipe: got 'int8'; accepted are fp8"),
+    (lambda: losses(*of_blocks("normal", 0, 64, **SIZE), {"nvfp4": ["o"]}), "part: got 'o'; accepted are all"),
+    (lambda: fp8_probs.sink_cast(1, "query", 0), "kind: got 'query'; accepted are keys, logit"),
+], ids=lambda words: words if isinstance(words, str) else "")  # fmt: skip
+def test_unknown_keys_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_problem_holds_a_kernel_against_the_golden_value_of_its_own_inputs():
+    problem = Problem.drawn("normal", 0, 32, 48, heads=2)
+    assert problem.q.shape == problem.golden.shape == (1, 2, 32, 64) and problem.k.shape == (1, 2, 48, 64)
+    other = problem.golden_of(FP32)
+    assert other is problem.golden_of(FP32) and not other.equal(problem.golden)
+    assert problem.errors(other, FP32)["max"] == 0 < problem.errors(other)["max"]
+    exact = Problem.drawn("normal", 0, 32, 48, heads=2, inputs=FP64)
+    assert exact.baseline.max > problem.baseline.max  # it has the rounding of the inputs in it
+    errors = problem.errors(BF16(problem.golden))
+    assert 0 < errors["times_max"] < 1 and errors["times_rmse"] == errors["rmse"] / problem.baseline.rmse
+
+
+def test_torchs_kernel_has_the_bias_of_the_emulation_and_the_printed_cure_can_lose_everything():
+    q, k, v, dO = biased_rounding.problem(2, "negative", 0)
+    S = (q @ k.mT)[0, 0] / 8
+    assert (S.amax(-1, keepdim=True) == S).sum(-1).eq(2).all() and (v <= 0).all() and (dO <= 0).all()
+    assert biased_rounding.bias(2, "negative", "dynamic_8", 0)["delta"] == -256  # all of it: exp(16 - 128) is 0
+    assert abs(biased_rounding.bias(2, "negative", "dynamic_8", 0, gap=12)["error"]) < 1
+    if vectorised():
+        o = flash(*(x.bfloat16() for x in (q, k, v))).double()
+        exact = golden(q, k, v, inputs=FP64)
+        off = ((dO * (o - exact)).sum(-1) / (dO * exact).abs().sum(-1)).mean().item() / BF16.unit_roundoff
+        assert off == pytest.approx(biased_rounding.bias(2, "negative", "fast_exp", 0)["delta"], rel=0.02)
+
+
+def test_units_that_add_alike_are_one():
+    adders = tensor_cores.adders
+    assert adders("FP16") == dict(V100=["V100"], A100=["A100", "L40S"], H100=["H100", "H200", "B200"])
+    assert adders("BF16") == dict(A100=["A100", "L40S"], H100=["H100", "H200", "B200"])
+    assert adders("E4M3") == dict(L40S=["L40S"], H100=["H100", "H200"], B200=["B200"])
+    for fmt in ("TF32", "E5M2"):
+        every = [unit for units in adders(fmt).values() for unit in units]
+        assert sorted(every) == sorted(core.unit for core in UNITS if str(core.inputs) == fmt)
+
+
+def test_an_effect_needs_one_per_cent_and_an_interval_over_seeds_without_0():
+    seeds = dict(a=(0, 1, 1), b=(0.2, 0.97, 1.01), c=(0.2, 1.001, 1.002), d=(0.1, 0.95, 0.951), e=(0.1, 0.95))
+    rows = [dict(fmt="BF16", choice=choice, distribution="normal", bits=bits, seed=seed, times_rmse=x)
+            for choice, (bits, *times) in seeds.items() for seed, x in enumerate(times)]  # fmt: skip
+    other = [dict(row, distribution="uniform", times_rmse=1.0) for row in rows]
+    found = tensor_cores.effects(pd.DataFrame(rows + other)).set_index("choice")
+    assert found.effect.to_dict() == dict(a="neither", b="bits", c="bits", d="error", e="bits")
+    assert (found.times_min["d"], found.times_max["d"], found.bits_max["d"]) == (0.95, 1.0, 0.1)
+
+
+def test_a_row_is_a_recipe_s_error_over_the_kernel_s_in_bf16():
+    q, k, v = of_blocks("outliers", 3, 128, **SIZE)
+    exact = kernels.golden(q, k, v, inputs=FP64)
+    table = pd.DataFrame(block_scales("outliers", 3, 128, {"mxfp8": ["all", "cache", "k"]}, **SIZE))
+    assert [*zip(table.recipe, table.part)] == [("bf16", "all"), ("mxfp8", "all"), ("mxfp8", "cache"), ("mxfp8", "k")]
+    made = (Quantization(), Quantization.of("MXFP8"), Quantization.cache("MXFP8"), Quantization(k="MXFP8"))
+    theirs = [deviation(attention(q, k, v, how, tiling=TILING), exact, BF16) for how in made]
+    for column, of in (("max", lambda d: d.max), ("relative", lambda d: d.relative),
+                       ("times_rmse", lambda d: d.rmse / theirs[0].rmse)):  # fmt: skip
+        assert table[column].tolist() == [of(d) for d in theirs]
+    causal, whole = (losses(q, k, v, {"nvfp4": ["all"]}, causal=causal) for causal in (True, False))
+    assert causal[1]["relative"] != whole[1]["relative"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_are_in_bf16_and_shifted_k_is_normal_but_for_some_channels(kind):
+    q, k, v = of_blocks(kind, 0, 256, **SIZE)
+    assert all(torch.equal(BF16(x), x) for x in (q, k, v)) and len(k[0, 0, 0].unique()) > 30
+    far = k.mean((0, 1, 2)).abs() > SHIFT / 2
+    assert far.nonzero().flatten().tolist() == (list(range(0, 64, EVERY)) if kind == "shifted K" else [])
