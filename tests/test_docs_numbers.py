@@ -116,7 +116,7 @@ def without_rescale(order):
     }
 
 
-@stands(FINDINGS, "This is FlashAttention-2")
+@stands(FINDINGS, "To divide and multiply back")
 @stands(CLAIMS, "The rescaling factors")
 def of_the_rescaling():
     fa1 = without_rescale("as_drawn")["fa1"]
