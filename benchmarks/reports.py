@@ -19,25 +19,22 @@ from fa_lib.numerics.formats import Format
 
 PAGE = ROOT / "docs" / "reports.md"
 TEXT = """<!-- written by `make reports`: do not edit -->
-# Reports of other people
+# Public reports, explained
 
-**These reports were at hand while `explain` was written, so the score below is in-sample.** Of 28 others, tried in
-November 2026, the first natural command gave the right verdict for 19 and the right cause for 4; no right output was
-called a BUG. Five of the 28 are kept back as an examination.
+This page shows how `fa-lib explain` ([documentation](reference/explain.md)) judges {count} public reports in which
+attention differs. **These reports were at hand while `explain` was written, so the score below is in-sample.** Of 28
+others, tried in November 2026, the first natural command gave the right verdict for 19 and the right cause for 4; no
+right output was called a BUG. Five of the 28 are kept back as an examination.
 
-`fa-lib explain` ([what it does](reference/explain.md)) on {count} public reports in which attention differs. The
-tensors of each are made anew: by the library of then, where it installs and shows it on a CPU ({real} of them, on
-{processor}; `benchmarks/old_wheels`), else by the same call or with the defect in a few lines
-(`instruments/attention_check/public_reports.py`). The
-right answer is the maintainers', or our reading where a thread has none.
-The last two columns are `torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and
-the rule of two: no more than twice Baseline's largest error.
+**Verdict right: {verdicts} of {count}. Cause right, if there is one to name: {causes} of {named}. A next step is
+named in {steps}.** It took {seconds:.0f} s of CPU time. `torch.testing.assert_close` with its defaults, and the rule
+(at most twice Baseline's largest error), give only two answers. Read as "nothing to fix" or not, assert_close is
+right in {close}, the rule in {rule} of {count}.
 
-**Verdict right: {verdicts} of {count}. Cause right, where there is one to name: {causes} of {named}. A next step is
-named in {steps}**: nothing to fix, an option of a library, a computation, a convention that nobody means, or the place.
-assert_close
-and the rule give two answers. Taken as "nothing to fix" or not, assert_close is right in {close}, the rule in {rule}
-of {count}. All of it took {seconds:.0f} s of CPU time.
+The tensors of each report are made again: by the library of its time, if it installs and shows the fault on a CPU
+({real} of them, on {processor}), else by the same call or with the defect in a few lines. The right answer is the
+maintainers', or our reading if a thread has none. The last two columns compare with the golden value in the output's
+dtype, and with the rule.
 
 | thread | what was seen | made by | right answer | `explain` | assert_close | rule of two |
 |---|---|---|---|---|---|---|

@@ -124,17 +124,21 @@ def detections(seeds: int) -> Iterator[tuple[Kernel, str, int, int, float]]:
 
 
 def page(seeds: int, seeds_wrong: int) -> str:
-    """The two tables."""
-    lines = ["| a right kernel | inputs | alarms | largest error over its bound |", "|---|---|---|---|"]
+    """The two tables: a number that stands by itself has no alarm among the right kernels, and only alarms among the
+    wrong ones; else the calls that alarm are in brackets."""
+    found: dict[str, dict[str, str]] = {}
     for kernel, alarms, calls, largest in false_alarms(seeds):
-        lines.append(f"| {kernel.label} | {kernel.fmt} | {alarms} of {calls:,} | {largest:.2f} |")
-        print(lines[-1], flush=True)
-    told = "| a wrong kernel | inputs | seen, uniform | times the bound | seen, normal | times the bound |"
-    lines += ["", told, "|---|---|---|---|---|---|"]
+        more = f" ({alarms} of {calls:,})" if alarms else ""
+        found.setdefault(kernel.label, {})[f"{kernel.fmt}"] = f"{largest:.2f}{more}"
+        print(kernel.label, kernel.fmt, f"{largest:.2f}{more}", flush=True)
+    formats = [f"{fmt}" for fmt in (BF16, FP16, FP32)]
+    lines = [f"| a right kernel | {' | '.join(formats)} |", "|---|---|---|---|"]
+    lines += [f"| {label} | {' | '.join(row.get(fmt, '–') for fmt in formats)} |" for label, row in found.items()]
+    lines += ["", "| a wrong kernel | inputs | uniform | normal |", "|---|---|---|---|"]
     rows: dict[tuple, str] = {}
     for kernel, _, seen, calls, median in detections(seeds_wrong):
-        key = kernel.label, f"{kernel.fmt}"
-        rows[key] = rows.get(key, f"| {kernel.label} | {kernel.fmt} |") + f" {seen} of {calls} | {median:.3g} |"
+        key, more = (kernel.label, f"{kernel.fmt}"), "" if seen == calls else f" ({seen} of {calls})"
+        rows[key] = rows.get(key, f"| {kernel.label} | {kernel.fmt} |") + f" {median:.3g}{more} |"
         print(rows[key], flush=True)
     return "\n".join([*lines, *rows.values()])
 
