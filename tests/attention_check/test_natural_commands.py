@@ -1,6 +1,8 @@
 """What people naturally write and type: right kernels and outputs pass, and what is given is used or refused."""
 
 import math
+import subprocess
+import sys
 
 import nbformat
 import pandas as pd
@@ -200,6 +202,13 @@ def test_a_decoder_whose_masks_could_not_be_read_is_told_so():
     assert unknown.severity == Severity.REPORTED and unknown.where == dict(calls=1, of=1)
     assert "1 of 1 calls" in judgement_text(judgement)
     assert not [f for f in bidirectional.findings if f.what == "later_unknown"]
+
+
+def test_a_plugins_kernel_is_named_by_its_file(tmp_path):
+    (tmp_path / "mine.py").write_text(SDPA + "def f(q, k, v): return sdpa(q, k, v)")
+    words = [sys.executable, "-m", "pytest", "-q", "--fa-lib-kernel", "mine.py:f", "-k", "strides"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_notebook_12_judges_a_file_of_the_readers(tmp_path):
