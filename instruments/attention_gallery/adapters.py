@@ -99,8 +99,7 @@ def seen(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | No
 
 
 def in_4_dims(mask: Tensor | None) -> Tensor | None:
-    """Give a mask of up to 4 dimensions (..., n_q, n_kv) all 4, (batch, heads, n_q, n_kv), with 1 for the missing
-    ones."""
+    """Give a mask (..., n_q, n_kv) all 4 dimensions, (batch, heads, n_q, n_kv), with 1 for the missing ones."""
     return None if mask is None else mask[(None,) * (4 - mask.ndim)]
 
 
@@ -120,8 +119,7 @@ def unpacked(x: Tensor, heads: int) -> Tensor:
 
 
 def tokens(x: Tensor) -> Tensor:
-    """Lay the tokens of all sequences one behind another: (batch, heads, n, head_dim) to (batch * n, heads,
-    head_dim)."""
+    """Lay all tokens one behind another: (batch, heads, n, head_dim) to (batch * n, heads, head_dim)."""
     return swapped(x).flatten(0, 1).contiguous()
 
 

@@ -51,7 +51,6 @@ _SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
     "ggml_quantize_chunk": (ctypes.c_size_t, _int, _pointer, _pointer, _long, _long, _long, _pointer),
     "ggml_graph_compute_with_ctx": (_int, _pointer, _pointer, _int),
     "ggml_cpu_init": (None,),
-    "ggml_version": (ctypes.c_char_p,),
 }
 
 
@@ -66,11 +65,6 @@ def _functions(wheel):
         functions[name].restype, functions[name].argtypes = result, arguments
     functions["ggml_cpu_init"]()
     return functions
-
-
-def version(wheel: str) -> str:
-    """Return the version of ggml inside a wheel of FILES, such as "0.13.1"."""
-    return _functions(wheel)["ggml_version"]().decode()
 
 
 @dataclass(frozen=True)
@@ -97,18 +91,10 @@ class Ggml:
     fewest: int = 1
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        """Compute attention.
-
-        Args:
-            q, k, v: (batch, heads, n, head_dim) in FP32, FP16 or BF16.
-            causal: whether a query sees no later keys, aligned bottom-right.
-            scale: None is 1 / sqrt(head_dim).
-
-        Returns:
-            o: (batch, heads, n_q, head_dim of v).
+        """Compute o (batch, heads, n_q, head_dim of v) of q, k, v (batch, heads, n, head_dim) in FP32, FP16 or BF16.
+        Refused: a dtype or head_dim that ggml does not have, and fewer queries than `fewest`.
 
         Raises:
-            NotImplementedError: ggml does not have this dtype or head_dim, or there are fewer queries than `fewest`.
             ValueError: storing K or V in a type that is no quantised one changes their values, so that the results
                 would not differ by the type alone.
             RuntimeError: ggml reports an error.

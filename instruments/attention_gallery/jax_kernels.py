@@ -8,18 +8,8 @@ from importlib.metadata import files
 
 import torch
 
-from attention_gallery.adapters import (
-    accepts,
-    in_4_dims,
-    only_default_scale,
-    only_dtypes,
-    repeated,
-    seen,
-    swapped,
-    through_jax,
-    to_jax,
-    visible,
-)  # fmt: skip
+from attention_gallery import adapters
+from attention_gallery.adapters import accepts, in_4_dims, only_default_scale, repeated, seen, swapped, through_jax
 
 RING_CHUNK = 512  # of queries and of keys, as the README of ringattention calls it
 
@@ -40,7 +30,7 @@ def _call(q, k, v, causal, scale, mask, implementation):
     own = causal and mask is None and q.shape[2] == k.shape[2]
     mask = None if own else seen(q, k, causal, mask)
     full = in_4_dims(mask)  # (batch, heads, n_q, n_kv), each of the first two also 1
-    array = None if full is None else to_jax(full)
+    array = None if full is None else adapters.to_jax(full)
     mask_and_bias = (array, None) if mask is None or mask.dtype == torch.bool else (None, array)
     return through_jax(partial(_dot_product(own, scale, implementation), *mask_and_bias), q, k, v)
 
@@ -50,7 +40,7 @@ def jax_dot_product(q, k, v, causal=False, scale=None, mask=None):
     """Call jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs'
     format."""
     if q.device.type == "cpu":
-        only_dtypes(q, (torch.bfloat16, torch.float32), "jax.nn.dot_product_attention on CPU")
+        adapters.only_dtypes(q, (torch.bfloat16, torch.float32), "jax.nn.dot_product_attention on CPU")
     return _call(q, k, v, causal, scale, mask, "xla")
 
 
@@ -148,7 +138,7 @@ def _chunked(causal, scale, n_q, n_kv):
         flags.FLAGS(["tokamax"])
 
     own = causal and n_q == n_kv  # is_causal aligns top-left, so other lengths get a mask
-    mask = to_jax(visible(n_q, n_kv))[None, None] if causal and not own else None
+    mask = adapters.to_jax(adapters.visible(n_q, n_kv))[None, None] if causal and not own else None
 
     options = dict(mask=mask, scale=scale, is_causal=own, implementation="xla_chunked")
     return jax.jit(lambda q, k, v: swapped(dot_product_attention(*map(swapped, (q, k, v)), **options)))

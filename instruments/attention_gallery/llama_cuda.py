@@ -170,20 +170,9 @@ class LlamaCuda:
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *,
         gpu: str | GPU = "A100",
     ) -> Tensor:  # fmt: skip
-        """Compute attention.
-
-        Args:
-            q, k, v: (batch, heads, n, head_dim) in FP16, with a quantised cache also BF16, which is stored from FP32.
-            causal: whether a query sees no later keys, aligned bottom-right.
-            scale: None is 1 / sqrt(head_dim).
-            gpu: a GPU, or its name.
-
-        Returns:
-            o: (batch, heads, n_q, head_dim), FP32 rounded to q's dtype.
-
-        Raises:
-            NotImplementedError: llama.cpp does not have this dtype, head_dim or gradient, or a query sees no key.
-        """
+        """Compute o (batch, heads, n_q, head_dim), FP32 rounded to q's dtype, of q, k, v (batch, heads, n, head_dim) in
+        FP16, with a quantised cache also BF16, which is stored from FP32. Refused: a dtype, head_dim or gradient that
+        llama.cpp does not have, and a query that sees no key. gpu: a GPU, or its name."""
         if self.cache == "F16":
             only_dtypes(q, (torch.float16,), "llama.cpp's KV cache (its kernels convert BF16, fattn.cu, line 522)")
         only_dtypes(q, (torch.float16, torch.bfloat16), f"llama.cpp's KV cache of {self.cache} here")

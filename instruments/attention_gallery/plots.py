@@ -29,7 +29,8 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
     other call paths are one row.
 
     Args:
-        tables: device -> rows of `causes.explained`, with found.
+        tables: device -> rows of `causes.explained`: key, project, verdict, found (a few words), over_bits, times_1,
+            times_16, times_many.
     """
     rows = pd.concat([_judged(table).assign(device=device) for device, table in tables.items()])
     rows["defect"] = rows.defect.where(rows.defect != "", rows.key).where(rows.verdict != "passes", "")
@@ -60,20 +61,16 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
     counts = counted(rows.to_dict("records"))
     title = f"{counts.paths} call paths of {counts.projects} projects: {counts.fail} fail, by {counts.defects} defects"
     caption = (
-        "A dot is a call path. Baseline: plain attention in the same format. Caches of 4 and 8 bits are compared with"
+        "A dot is a call path. Baseline: plain attention in the same format. Caches of 4 and 8 bits are compared with "
+        "exact attention on what they store."
     )
-    return captioned(figure, title, f"{caption} exact attention on what they store.")
+    return captioned(figure, title, caption)
 
 
 @styled
 def every_path(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     """Draw a row for each judged call path, the one with the largest error above, with its cause at the right; a panel
-    for each device.
-
-    Args:
-        tables: device -> rows of `causes.explained`: key, project, verdict, found (a few words), over_bits, times_1,
-            times_16, times_many.
-    """
+    for each device. tables: as of `defects`."""
     parts = {device: _judged(rows) for device, rows in tables.items()}
     heights = [0.235 * len(rows) + 0.6 for rows in parts.values()]
     size = 10.5, sum(heights) + 1.0

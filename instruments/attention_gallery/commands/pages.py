@@ -166,11 +166,8 @@ def proofs_kept() -> dict[str, pd.DataFrame]:
 
 
 def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
-    """Read the committed rows of other versions of these kernels, which stay when a library is renewed.
-
-    Args:
-        table: of `judging.rows`; so is the result. folder: has verdicts.csv and other_versions.csv.
-    """
+    """Read the committed rows of other versions of a table's kernels, which stay when a library is renewed. table: of
+    `judging.rows`; so is the result. folder: has verdicts.csv and other_versions.csv."""
     rows = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
     another = rows.version != rows.key.map(dict(zip(table.key, table.version)))
     judged = rows.verdict.isin(("passes", "fails")) & rows.key.isin(table.key)
@@ -266,11 +263,8 @@ def of_one_tensor(rows: pd.DataFrame) -> pd.DataFrame:
 def drawn(
     table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
 ) -> dict[str, Figure]:
-    """Draw the figures "gallery", "gallery_all" and "gallery_finds".
-
-    Args:
-        table, elsewhere: as of `index`. proofs: find -> its table.
-    """
+    """Draw the figures "gallery", "gallery_all" and "gallery_finds". table, elsewhere: as of `index`. proofs: find ->
+    its table."""
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     caption = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
     tables = {
@@ -307,11 +301,8 @@ def summary_line(row: Mapping) -> str:
 
 
 def stated_cause(row: Mapping) -> str:
-    """Say in a few words why a kernel fails or differs, or that it is as good as its bits; "" where it passes.
-
-    Args:
-        row: of `causes.explained`, or of `judging.rows`.
-    """
+    """Say in a few words why a kernel fails or differs, or that it is as good as its bits; "" where it passes. row: of
+    `causes.explained`, or of `judging.rows`."""
     if given(row.get("found")):
         return row["found"]
     if given(row.get("over_bits")) and row["verdict"] == "passes":
