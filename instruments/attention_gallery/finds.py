@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_gallery.ggml import Ggml
+from attention_gallery.openvino_kernels import openvino_sdpa
+from attention_gallery.pallas import decode_in_splits
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
@@ -34,8 +37,6 @@ def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, h
     Emulated, below 64 queries, where ggml goes key by key: `key_by_key`. With one query ggml divides the keys among its
     threads; with more, the queries. Changed: the same values of V stored in FP32.
     """
-    from attention_gallery.ggml import Ggml
-
     q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
     ours = dict(kernel=Ggml(threads=threads, precise=True)(q, k, v))
     if queries < 64:
@@ -62,8 +63,6 @@ def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: in
 
     Emulated: `in_parts`. Changed: the same values of Q, K and V in FP32.
     """
-    from attention_gallery.pallas import decode_in_splits
-
     q, k, v = draw_in_format(distribution, seed, BF16, queries, n, 1)
     emulated = in_parts(q, k, v, BF16, splits, block=min(128, n // splits))
     decode = decode_in_splits(splits)
@@ -77,8 +76,6 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
 
     Emulated: `in_bf16`. Changed: the same values of Q, K and V in FP32.
     """
-    from attention_gallery.openvino_kernels import openvino_sdpa
-
     q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
     wide = openvino_sdpa(q.float(), k.float(), v.float())
     return error_rows(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)

@@ -88,10 +88,6 @@ class JudgingSettings:
             plan = replace(plan, square=square, troubled_n=128, related_n=64, asked_queries=16, shapes=shapes)
         return plan
 
-    def record_file(self, key: str) -> Path:
-        """Name the file of a kernel's record."""
-        return Path(self.folder) / f"{key}.json"
-
 
 def judge_all(keys: Sequence[str], settings: JudgingSettings, say: Callable, jobs: int = 2) -> pd.DataFrame:
     """Judge kernels of the gallery, and keep what each came to; what is there already is not judged again, unless its
@@ -300,14 +296,14 @@ def _problem(ended, settings):
 
 
 def _write(settings, key, record):
-    with replacing(settings.record_file(key)) as path:
+    with replacing(Path(settings.folder) / f"{key}.json") as path:
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _read(settings, key):
     """Read the record of a kernel; None where there is none, or what is there is damaged."""
     try:
-        record = json.loads(settings.record_file(key).read_text())
+        record = json.loads((Path(settings.folder) / f"{key}.json").read_text())
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) and "verdict" in record and "problem" in record else None

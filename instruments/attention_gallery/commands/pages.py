@@ -34,7 +34,6 @@ TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
 RECORDED = "14_gallery"  # the table that was recorded of kernels on another device
 OTHERS = "other_versions"  # the table of `others`
 ON_MODELLED = "GPUs that are modelled on a CPU"  # the title of the kernels of MODELLED
-MODELLED_LIMIT_S = 1800  # of one GPU kernel on a CPU
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
@@ -60,14 +59,10 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: 
     everything = not only and not quick
     if everything and CHECKOUT is None:
         raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
-    if simulated:
-        depth, keys = ("rehearsal", WORDS["few"]["modelled"]) if quick else ("modelled", MODELLED)
-        settings = JudgingSettings(
-            f"{build() / 'gallery' / f'gpu_{depth}'}", depth, "modelled", limit_s=MODELLED_LIMIT_S
-        )
-    else:
-        depth, keys = ("quick", WORDS["few"]["cpu"]) if quick else ("full", ENTRIES)
-        settings = JudgingSettings(f"{build() / 'gallery' / depth}", depth)
+    device, every = ("modelled", MODELLED) if simulated else ("cpu", ENTRIES)
+    depth, keys = (WORDS["quick"][device], WORDS["few"][device]) if quick else (WORDS["thorough"][device], every)
+    folder, limit_s = build() / "gallery" / f"{'gpu_' if simulated else ''}{depth}", WORDS["limit_s"][device]
+    settings = JudgingSettings(f"{folder}", depth, device, limit_s=limit_s)
     table = judge_all(list(only or keys), settings, say, jobs)
     for row in table.to_dict("records"):
         say(summary_line(row))
@@ -86,26 +81,14 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: 
 def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
     """Compute the tables of the finds, swept over lengths, queries, threads and splits: find -> rows of `finds`, with
     the parameters of each; without OpenVINO's where this processor computes its FP16 otherwise."""
-    lengths = [512, 2048, 8192]
-    grids = dict(
-        torch_backward=[
-            dict(n=256, queries=[1024, 4096, 16384, 65536]), *(dict(n=n, queries=n) for n in (2048, 4096, 8192))
-        ],
-        ggml=[
-            dict(n=[512, 1024, 2048, 4096, 8192, 16384], queries=1, threads=2),
-            dict(n=4096, queries=[63, 64], threads=2), dict(n=16384, queries=1, threads=[1, 8]),
-        ],
-        ringattention=[dict(n=lengths)],
-        pallas_decode=[dict(n=4096, splits=[1, 4, 16])],
-        openvino=[dict(n=lengths)] if computes_fp16_in_bf16() else [],
-    )  # fmt: skip
-    inputs = dict(distribution=["uniform", "normal"], seed=range(2))
+    inputs, grids = dict(distribution=["uniform", "normal"], seed=range(2)), WORDS["finds"]
     with workers(jobs) as pool:
         swept = {
-            find: [sweep(FINDS[find], grid | inputs, cache=cache, executor=pool) for grid in of_find]
-            for find, of_find in grids.items()
+            find: [sweep(FINDS[find], grid | inputs, cache=cache, executor=pool) for grid in grids[find]]
+            for find in grids
+            if find != "openvino" or computes_fp16_in_bf16()
         }
-    return {find: pd.concat(tables, ignore_index=True) for find, tables in swept.items() if tables}
+    return {find: pd.concat(tables, ignore_index=True) for find, tables in swept.items()}
 
 
 def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str, pd.DataFrame] = NONE) -> None:
