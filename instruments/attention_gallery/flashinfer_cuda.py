@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from math import nan, prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,7 +154,7 @@ def _text(name, parameters, kernel, head_dim, dtype, fields, declared="", shared
 
 
 @accepted(queries=1)
-def flashinfer_decode(q, k, v, causal=False, scale=None, *, gpu="A100"):
+def flashinfer_decode(q, k, v, causal=False, scale: Any = None, *, gpu="A100"):
     """Call BatchDecodeWithPagedKVCacheWrapper, with its defaults (no matrix units), with one query in each call:
     decode.py, line 1144, and csrc/batch_decode.cu, line 129. Refused: another head_dim, or another number of heads that
     share K and V."""

@@ -108,7 +108,7 @@ def _flag_gems() -> ModuleType:
     from triton import Config, autotune  # pyright: ignore[reportMissingImports]
 
     def configurations(names, blocks):
-        every = product(blocks, (4, 8), (2, 3, 4))
+        every: Any = product(blocks, (4, 8), (2, 3, 4))
         return [Config(dict(zip(names, block)), num_warps=warps, num_stages=stages) for block, warps, stages in every]
 
     tuned = {

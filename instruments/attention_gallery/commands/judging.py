@@ -34,10 +34,11 @@ from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.rule import ALLOWED
 
-PLANS = {"quick": QUICK} | {
-    depth: CheckPlan(**{name: (*value,) if isinstance(value, list) else value for name, value in fields.items()})
-    for depth, fields in ((depth, {"relations": [*RELATIONS]} | plan) for depth, plan in PLANNED["depths"].items())
-}
+PLANS = {"quick": QUICK}
+for _depth, _plan in PLANNED["depths"].items():
+    _fields: dict[str, Any] = {"relations": [*RELATIONS]} | _plan
+    _lists: dict[str, Any] = {name: (*value,) for name, value in _fields.items() if isinstance(value, list)}
+    PLANS[_depth] = CheckPlan(**_fields | _lists)
 LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}  # of the columns times_<key> -> in words
 BY_FEW_BITS = {"error", "outputs", "relation", "sum_error", "coarse", "gradients"}  # findings that few bits make
