@@ -19,7 +19,6 @@ from torch import Tensor
 
 from attention_check.gpu.flash_attn import Options, backward, forward
 from attention_gallery.catalogue import MODELLED
-from attention_gallery.entry import installed
 from attention_gallery.flash_attn_4 import FLASH_ATTN_4, fa4
 from benchmarks.record import FA2_BITS, FA2_CALLS, fa2_inputs, fa2_key
 from benchmarks.record import MODELLED as FA2_GPUS
@@ -27,6 +26,7 @@ from benchmarks.tables import save_table
 from fa_lib import kernels, sweep
 from fa_lib.execution.files import replacing
 from fa_lib.execution.lookup import lookup
+from fa_lib.execution.machine import installed
 from fa_lib.execution.paths import GPU, build
 from fa_lib.execution.pools import workers
 from fa_lib.kernels.algorithm import Algorithm

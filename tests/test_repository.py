@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from attention_check.measure.relations import RELATIONS
 from attention_check.report.sentences import WORDINGS
-from attention_gallery.entry import pins
+from attention_gallery.catalogue import pins
 from fa_lib.execution import claims, ledger
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT

@@ -3,8 +3,8 @@
 `attention_gallery.catalogue` names them, ENTRIES on a CPU, ON_CUDA on a GPU, MODELLED on a CPU in a GPU's arithmetic:
 `kernels.get("attention_gallery:mlx_sdpa")`. q (batch, heads, n_q, head_dim), k and v (batch, kv_heads, n_kv, head_dim)
 and o (batch, heads, n_q, head_dim) are in one dtype, causal is aligned bottom-right, scale None is 1 / sqrt(head_dim);
-what a kernel lacks, a dtype, a head_dim, gradients, raises NotImplementedError. Their libraries are no requirement of
-fa_lib: requirements.txt pins those of CPU kernels, and each is imported when its kernel is called.
+what a kernel lacks, a dtype, a head_dim, gradients, is refused: it raises NotImplementedError. Their libraries are no
+requirement of fa_lib: requirements.txt pins those of CPU kernels, and each is imported when its kernel is called.
 """
 
 

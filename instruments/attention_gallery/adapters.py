@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 def accepts(
     dtypes: tuple[torch.dtype, ...] = (), named: str = "", *, no_gradients: str = "", top_left: str = "",
-    tall: bool = True,
+    tall: bool = True, queries: int = 0,
 ) -> Callable[[Kernel], Kernel]:  # fmt: skip
     """Make a decorator for the adapter of a project's kernel, f(q, k, v, causal=False, scale=None, ...) with q, o
     (batch, heads, n_q, head_dim), k and v (batch, kv_heads, n_kv, head_dim): it raises NotImplementedError for what the
@@ -28,11 +28,12 @@ def accepts(
         no_gradients: the error where an input requires a gradient; "" where the kernel has gradients.
         top_left: the kernel's name, where it aligns its causal mask top-left, so that n_q = n_kv is needed.
         tall: whether there may be more queries than keys under a causal mask.
+        queries: the most of one call, as of `queries_at_a_time`; 0 is all.
     """
 
     def decorate(fn):
         @wraps(fn)
-        def kernel(q, k, v, causal=False, scale=None, *more, **options):
+        def kernel(q, k, v, causal=False, scale=None, **options):
             n_q, n_kv = q.shape[2], k.shape[2]
             if no_gradients:
                 without_gradients(q, k, v, no_gradients)
@@ -42,7 +43,9 @@ def accepts(
                 raise NotImplementedError(f"{top_left} aligns its causal mask top-left; it needs n_q = n_kv")
             if causal and not tall and n_q > n_kv:
                 raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
-            return fn(q, k, v, causal, softmax_scale(q, scale), *more, **options)
+            one_call = partial(fn, **options)
+            every_call = queries_at_a_time(one_call, queries) if queries else one_call
+            return every_call(q, k, v, causal, softmax_scale(q, scale))
 
         return kernel
 
@@ -55,22 +58,15 @@ def softmax_scale(q: Tensor, scale: float | None) -> float:
 
 
 def only_default_scale(q: Tensor, scale: float | None, project: str) -> None:
-    """Refuse another scale than the default, for a kernel that has no argument for it; q: (..., head_dim).
-
-    Raises:
-        NotImplementedError: scale is not 1 / sqrt(head_dim).
-    """
+    """Raise NotImplementedError for another scale than the default, for a kernel that has no argument for it; q:
+    (..., head_dim)."""
     own = q.shape[-1] ** -0.5
     if scale is not None and abs(scale / own - 1) > 1e-6:
         raise NotImplementedError(f"{project} scales Q Kᵀ by 1 / sqrt(head_dim) = {own:.4g}; scale = {scale:.4g} came")
 
 
 def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> None:
-    """Refuse a dtype that a kernel does not have; q: of any shape.
-
-    Raises:
-        NotImplementedError: q's dtype is none of `dtypes`.
-    """
+    """Raise NotImplementedError for a dtype that a project's kernel does not have; q: of any shape."""
     if q.dtype not in dtypes:
         has = ", ".join(f"{dtype}".removeprefix("torch.") for dtype in dtypes)
         raise NotImplementedError(f"{project} has {has}; q is {q.dtype}".replace("torch.", ""))
@@ -81,11 +77,7 @@ def _wants_gradients(q, k, v):
 
 
 def without_gradients(q: Tensor, k: Tensor, v: Tensor, reason: str) -> None:
-    """Refuse q, k, v (batch, heads, n, head_dim) that require gradients, for a kernel that has none.
-
-    Raises:
-        NotImplementedError: one does; it says the reason.
-    """
+    """Raise NotImplementedError, for this reason, where a tensor requires a gradient, for a kernel that has none."""
     if _wants_gradients(q, k, v):
         raise NotImplementedError(reason)
 
@@ -96,16 +88,8 @@ def visible(n_q: int, n_kv: int) -> Tensor:
 
 
 def seen(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
-    """Combine a causal mask and another mask.
-
-    Args:
-        q, k: (batch, heads, n, head_dim).
-        causal: whether there is a causal mask, aligned bottom-right.
-        mask: the other, bool or added to the scores, (..., n_q, n_kv); None is none.
-
-    Returns:
-        (..., n_q, n_kv), bool or to be added to the scores; None where there is no mask.
-    """
+    """Combine a causal mask, aligned bottom-right, and another one, bool or added to the scores (..., n_q, n_kv), or
+    None: a mask of one of these kinds, or None. q, k: (batch, heads, n, head_dim)."""
     if not causal:
         return mask
     below = visible(q.shape[2], k.shape[2]).to(q.device)
@@ -115,14 +99,12 @@ def seen(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | No
 
 
 def in_4_dims(mask: Tensor | None) -> Tensor | None:
-    """Give a mask of up to 4 dimensions (..., n_q, n_kv) all 4, (batch, heads, n_q, n_kv), with 1 for the missing
-    ones."""
+    """Give a mask (..., n_q, n_kv) all 4 dimensions, (batch, heads, n_q, n_kv), with 1 for the missing ones."""
     return None if mask is None else mask[(None,) * (4 - mask.ndim)]
 
 
 def swapped(x: Any) -> Any:
-    """Turn (batch, heads, n, head_dim) into (batch, n, heads, head_dim), or back: a tensor, or an array with
-    `swapaxes`."""
+    """Turn (batch, heads, n, head_dim) into (batch, n, heads, head_dim), or back; x: a tensor or a JAX array."""
     return x.swapaxes(1, 2)
 
 
@@ -137,8 +119,7 @@ def unpacked(x: Tensor, heads: int) -> Tensor:
 
 
 def tokens(x: Tensor) -> Tensor:
-    """Lay the tokens of all sequences one behind another: (batch, heads, n, head_dim) to (batch * n, heads,
-    head_dim)."""
+    """Lay all tokens one behind another: (batch, heads, n, head_dim) to (batch * n, heads, head_dim)."""
     return swapped(x).flatten(0, 1).contiguous()
 
 
@@ -158,57 +139,47 @@ def lengths(batch: int, length: int) -> Tensor:
 
 
 def repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeat each head of K and V for the heads of Q that share it, for libraries without GQA.
-
-    Args:
-        q: (batch, heads, n_q, head_dim).
-        k, v: (batch, kv_heads, n_kv, head_dim).
-
-    Returns:
-        (k, v): (batch, heads, n_kv, head_dim) each.
-    """
+    """Repeat each head of k and v (batch, kv_heads, n_kv, head_dim) for the heads of q (batch, heads, n_q, head_dim)
+    that share it, for libraries without GQA: (batch, heads, n_kv, head_dim) each."""
     times = q.shape[1] // k.shape[1]
     return (k, v) if times == 1 else (k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
 
 
-def padded(x: Tensor, multiple: int) -> Tensor:
-    """Append rows of zeros to x (batch, heads, n, head_dim), until n is a multiple. The caller hides padded keys."""
-    return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % multiple))
+def padded(x: Tensor, multiple: int, value: float = 0) -> Tensor:
+    """Append rows of a value to x (batch, heads, n, head_dim), until n is a multiple. The caller hides padded keys."""
+    return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % multiple), value=value)
+
+
+def pages(x: Tensor, size: int, value: float = 0) -> Tensor:
+    """Lay x (batch, heads, n, head_dim) out in pages of `size` keys, one sequence behind another, (pages, size, heads,
+    head_dim); value: of places without a key."""
+    return swapped(padded(x, size, value)).unflatten(1, (-1, size)).flatten(0, 1).contiguous()
+
+
+def page_table(x: Tensor, size: int) -> Tensor:
+    """Return the pages of each sequence of x, as of `pages`: int32 (batch, pages of a sequence)."""
+    count = -(-x.shape[2] // size)
+    return torch.arange(len(x) * count, dtype=torch.int32).view(len(x), count)
 
 
 def queries_at_a_time(fn: Kernel, count: int = 1) -> Kernel:
-    """Make the kernel that calls `fn` with `count` queries at a time: 1 as in decoding, a few as in speculative
-    decoding.
-
-    With causal=True each call gets only the keys that its last query sees, as a KV cache holds them.
-
-    Args:
-        fn: a kernel of q, k, v and o (batch, heads, n, head_dim).
-        count: queries of a call.
-
-    Returns:
-        A kernel of the same tensors.
-    """
+    """Make the kernel that calls `fn`, of q, k, v and o (batch, heads, n, head_dim), with at most `count` queries at a
+    time: 1 as in decoding, a few as in speculative decoding. With causal=True each call gets only the keys that its
+    last query sees, as a KV cache holds them."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         outputs = []
         for rows, keys in calls_of(q.shape[2], k.shape[2], count, causal):
-            mask, own = causal and rows.stop - rows.start > 1, slice(keys)
-            outputs.append(fn(q[:, :, rows], k[:, :, own], v[:, :, own], causal=mask, scale=scale))
+            mask = causal and rows.stop - rows.start > 1
+            outputs.append(fn(q[:, :, rows], k[:, :, :keys], v[:, :, :keys], causal=mask, scale=scale))
         return torch.cat(outputs, 2)
 
     return call
 
 
 def calls_of(n_q: int, n_kv: int, count: int, causal: bool) -> Iterator[tuple[slice, int]]:
-    """Cut a call into calls of at most `count` queries.
-
-    Yields:
-        (the slice of the queries, the number of keys, which are those that the last of them sees).
-
-    Raises:
-        NotImplementedError: a query would see no key.
-    """
+    """Cut a call into calls of at most `count` queries, and yield of each the slice of its queries and the number of
+    keys, those that the last of them sees. Where a query would see no key, it raises NotImplementedError."""
     for first in range(0, n_q, count):
         stop = min(first + count, n_q)
         keys = n_kv - n_q + stop if causal else n_kv
@@ -240,18 +211,9 @@ def from_jax(x: Any) -> Tensor:
 
 
 def through_jax(fn: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Call a function of JAX arrays with torch tensors. Its gradients are jax.vjp's.
-
-    Args:
-        fn: fn(q, k, v) -> o, of JAX arrays.
-        q, k, v: (batch, heads, n, head_dim).
-
-    Returns:
-        o: (batch, heads, n_q, head_dim) in q's dtype.
-
-    Raises:
-        NotImplementedError: FP64, which JAX has only after jax.config.update("jax_enable_x64", True).
-    """
+    """Call fn(q, k, v) -> o, a function of JAX arrays, with torch tensors q, k, v and o (batch, heads, n, head_dim); o
+    has q's dtype, and its gradients are jax.vjp's. FP64, which JAX has only after
+    jax.config.update("jax_enable_x64", True), raises NotImplementedError."""
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "JAX with its default settings")
     if _wants_gradients(q, k, v):
         return _ThroughJax.apply(fn, q, k, v)

@@ -1,21 +1,99 @@
 """The catalogue of the gallery, as catalogue.toml lists it: kernels on a CPU, on a GPU, and GPU kernels on a CPU."""
 
+import hashlib
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from string import Template
 
-from attention_gallery.entry import Entry
+import torch
+
+from fa_lib.execution.machine import installed
 from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.registry import get
 from ptx_machine.sources import FLASH_ATTN, Package
 
-_LISTED = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
-FEW_QUERIES = (*_LISTED["few_queries"],)
-SHARED: dict[str, str] = _LISTED["same_implementation"]
-PACKAGES = {FLASH_ATTN.name: FLASH_ATTN} | {
-    name: Package(name, keep=(*fields.pop("keep"),), **fields) for name, fields in _LISTED["packages"].items()
-}
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 JUDGED = ("passes", "fails", "differs")  # verdicts of a call path that was judged; others say why it was not
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel of the gallery.
+
+    Attributes:
+        key: of ENTRIES, and the name of its function.
+        project: whose kernel it is.
+        module: the file of attention_gallery that has its function.
+        needs: distributions, the kernel's own first; those that fa_lib does not install are pinned in requirements.txt.
+        use: which call, and which defaults, lead to it in real use.
+        cannot: why it cannot run on its device, with its version; "" where it can.
+        device: "cpu" or "cuda", where it is called, or "modelled": on a CPU, in the arithmetic of `gpu`.
+        gpu: the name of that GPU.
+        package: the archive that a modelled kernel comes from; None: the first of `needs`.
+        as_used: "yes" where users run this code on this device; else what is different, in a few words.
+    """
+
+    key: str
+    project: str
+    module: str
+    needs: tuple[str, ...]
+    use: str
+    cannot: str = ""
+    device: str = "cpu"
+    gpu: str = ""
+    package: Package | None = None
+    as_used: str = "yes"
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot run here, in a sentence; "" where nothing speaks against it before it is called."""
+        absent = [name for name in self.needs if installed(name) is None]
+        if self.device == "cuda" and not torch.cuda.is_available():
+            return "it needs a CUDA device, and there is none here"
+        if self.cannot or not absent:
+            return self.cannot
+        if self.device == "cuda":
+            return f"it needs {' and '.join(absent)}, not installed here: see docs/gpu/recorded.md"
+        if self.device == "modelled":
+            return f"it needs {' and '.join(absent)}, not installed here; `make gallery-gpu` installs it, on Linux"
+        requirements = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in absent)
+        extra, how = ("gallery", "`make gallery` or ") if set(absent) <= pins().keys() else ("train", "")
+        it = "it" if len(absent) == 1 else "them"
+        return f"it needs {requirements}, not installed here; {how}pip install 'fa_lib[{extra}]' installs {it}"
+
+    @property
+    def ref(self) -> KernelRef:
+        """The kernel's identity."""
+        return KernelRef(f"attention_gallery.{self.module}" if self.gpu else "attention_gallery", self.key, self.gpu)
+
+    @property
+    def version(self) -> str:
+        """The version of the project; "" where it is not installed."""
+        return self.package.version if self.package else installed(self.needs[0]) or ""
+
+    @property
+    def archives(self) -> str:
+        """Its package and the distributions that it needs, with the versions that are installed, in words."""
+        words = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in self.needs)
+        return words if self.package is None else f"{self.package.name} {self.version}; {words}"
+
+    def kernel(self) -> Callable:
+        """Import its function f(q, k, v, causal=False, scale=None), with mask=None where it takes one; q, k, v and o
+        are (batch, heads, n, head_dim). Where it cannot run here, an ImportError says why."""
+        if self.problem:
+            raise ImportError(f"{self.key} cannot run: {self.problem}")
+        return get(self.ref) if self.gpu else getattr(import_module(f"attention_gallery.{self.module}"), self.key)
+
+
+@cache
+def pins() -> dict[str, str]:
+    """Read requirements.txt: a dict of distribution -> version."""
+    return dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([\w.]+)$", REQUIREMENTS.read_text(), re.MULTILINE))
 
 
 def _entries(name, kernels, needs, package=None, module="", **fields):
@@ -23,6 +101,13 @@ def _entries(name, kernels, needs, package=None, module="", **fields):
     return [Entry(key=key, use=use, **fields) for key, use in kernels.items()]
 
 
+_LISTED = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
+FEW_QUERIES = (*_LISTED["few_queries"],)
+PLANNED = _LISTED["judging"]  # how thoroughly kernels are judged
+SHARED: dict[str, str] = _LISTED["same_implementation"]
+PACKAGES = {FLASH_ATTN.name: FLASH_ATTN} | {
+    name: Package(name, keep=(*fields.pop("keep"),), **fields) for name, fields in _LISTED["packages"].items()
+}
 _ALL = [entry for project in _LISTED["project"] for entry in _entries(**project)]
 ENTRIES, ON_CUDA, MODELLED = (
     {entry.key: entry for entry in _ALL if entry.device == device} for device in ("cpu", "cuda", "modelled")
@@ -32,14 +117,19 @@ CATALOGUES = {"cpu": ENTRIES, "cuda": ON_CUDA, "modelled": MODELLED}
 
 def pinned(name: str, version: str) -> Package:
     """Return the archive of a project, at the version that the line numbers of the caller's file are of. So its results
-    depend on the version by its source.
-
-    Raises:
-        ValueError: catalogue.toml has another version.
-    """
+    depend on the version by its source. A ValueError says that catalogue.toml has another version."""
     if PACKAGES[name].version != version:
         raise ValueError(f"{name}: {version} is wanted; catalogue.toml has {PACKAGES[name].version}")
     return PACKAGES[name]
+
+
+def cuda_template(name: str, sha256: str) -> Template:
+    """Read a CUDA text of cuda/ with $words to fill in. sha256: how its hash begins, so that the results of the
+    caller's file depend on the text, too; a ValueError says that it is another one."""
+    text = Path(__file__).parent.joinpath("cuda", name).read_bytes()
+    if not hashlib.sha256(text).hexdigest().startswith(sha256):
+        raise ValueError(f"{name}: its SHA-256 is {hashlib.sha256(text).hexdigest()}; {sha256} is wanted")
+    return Template(text.decode())
 
 
 def project_of(kernel: KernelRef) -> str:
@@ -55,8 +145,8 @@ def listing() -> str:
     for entry in _ALL:
         runs = f"cannot run here: {entry.problem}" if entry.problem else "runs here"
         where = {"cpu": "", "cuda": " on cuda"}.get(entry.device, f" in the arithmetic of an {entry.gpu}")
-        first = f"gallery:{entry.key}{where} ({entry.project})"
-        lines += [first, f"    {entry.archives}; {runs}", f"    in use: {entry.use}"]
+        lines += [f"gallery:{entry.key}{where} ({entry.project})", f"    {entry.archives}; {runs}"]
+        lines += [f"    in use: {entry.use}"]
     return "\n".join(lines)
 
 
@@ -80,14 +170,11 @@ class Counts:
 def counted(rows: Iterable[Mapping]) -> Counts:
     """Count rows of `causes.explained` that have a verdict. A failure whose source nobody has read is a defect of its
     own implementation."""
-    judged = [row for row in rows if row["verdict"] in JUDGED]
-    failed = [row for row in judged if row["verdict"] == "fails"]
-    implementation = {row["key"]: SHARED.get(row["key"], row["key"]) for row in judged}
-    defects = {row.get("defect") or implementation[row["key"]] for row in failed}
-    return Counts(
-        len(judged), len({*implementation.values()}), len({project(row) for row in judged}), len(failed), len(defects),
-        sum(row["verdict"] == "differs" for row in judged),
-    )  # fmt: skip
+    judged = [dict(row, own=SHARED.get(row["key"], row["key"])) for row in rows if row["verdict"] in JUDGED]
+    failed, differ = ([row for row in judged if row["verdict"] == verdict] for verdict in ("fails", "differs"))
+    implementations, projects = {row["own"] for row in judged}, {project(row) for row in judged}
+    defects = {row.get("defect") or row["own"] for row in failed}
+    return Counts(len(judged), len(implementations), len(projects), len(failed), len(defects), len(differ))
 
 
 def project(row: Mapping) -> str:

@@ -28,15 +28,8 @@ def causes() -> dict[tuple[str, str], dict[str, str]]:
 def explained(table: pd.DataFrame, device: str) -> pd.DataFrame:
     """Add to rows of `judging.rows` what their projects' sources say: columns defect, found (the cause), source
     and reason, "" where a row does not fail or nobody has read its source. The verdict becomes "differs" where that is
-    the cause's standing.
-
-    Args:
-        device: as in `causes`.
-    """
-    known = causes()
-    read = [
-        known.get((key, device), {}) if verdict == "fails" else {} for key, verdict in zip(table.key, table.verdict)
-    ]
-    columns = {name: [row.get(name, "") for row in read] for name in COLUMNS}
+    the cause's standing. device: as in `causes`."""
+    keys = [(key, device if verdict == "fails" else "") for key, verdict in zip(table.key, table.verdict)]
+    columns = {name: [causes().get(key, {}).get(name, "") for key in keys] for name in COLUMNS}
     verdicts = [standing or verdict for standing, verdict in zip(columns.pop("standing"), table.verdict)]
     return table.assign(verdict=verdicts, found=columns.pop("cause"), device=device, **columns)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import accepts, in_4_dims, repeated, swapped
+from attention_gallery.catalogue import cuda_template
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
 from ptx_machine.memory import NANS
@@ -27,20 +28,7 @@ FIELDS = (  # of Params: kernel_forward.h, line 133
     *"num_queries num_keys custom_mask_type o_strideM num_batches num_heads".split(),
     *(f"{x}_stride{axis}" for x in ("q", "k", "v", "bias") for axis in "MHB"),
 )
-SOURCE = """// torch {version}
-#include <ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h>
-#include <cstddef>
-
-using Attention = PyTorchMemEffAttention::AttentionKernel<{dtype}, cutlass::arch::Sm80, true, {tile}, true, true>;
-using Params = Attention::Params;
-__global__ void __launch_bounds__(Attention::kNumThreads, Attention::kMinBlocksPerSm) fmha(Params p) {{
-    if (p.advance_to_block()) Attention::attention_kernel(p);
-}}
-extern "C" __device__ unsigned sizes[] = {{
-    sizeof(Attention::SharedStorage), Attention::kNumWarpsPerBlock, Attention::kNeedsOutputAccumulatorBuffer,
-    Attention::kAlignmentQ, sizeof(Params)}};
-extern "C" __device__ unsigned layout[] = {{{fields}}};
-"""
+SOURCE = cuda_template("cutlass.cu", "312808b2a691598c")
 
 
 @accepts(
@@ -62,7 +50,8 @@ def cutlass_fmha(q, k, v, causal=False, scale=None, mask=None, gpu="A100"):
     Raises:
         NotImplementedError: a head_dim for which torch has no such kernel.
     """
-    kernel, tile, (shared, warps, buffer, alignment, size), layout = _compiled(q.dtype, q.shape[3], GPU.of(gpu))
+    kernel, tile = _compiled(q.dtype, q.shape[3], GPU.of(gpu))
+    shared, warps, buffer, alignment, size = kernel.variable("sizes").view("uint32").tolist()
     if q.shape[3] % alignment:
         raise NotImplementedError(f"torch has this kernel for a head_dim that is a multiple of {alignment} alone")
     (batch, heads, n_q, head_dim), n_kv = q.shape, k.shape[2]
@@ -79,18 +68,15 @@ def cutlass_fmha(q, k, v, causal=False, scale=None, mask=None, gpu="A100"):
     for name, x in dict(q=q, k=k, v=v, bias=bias).items():
         if x is not None:
             values |= {f"{name}_stride{axis}": x.stride(dim) for dim, axis in enumerate("BHM")}
-    grid = -(-n_q // tile[0]), heads, batch
-    kernel(grid, (32, warps), shared, Structure(layout, size, values), unwritten=NANS)
+    numbers = kernel.variable("layout").view("uint32").tolist()
+    layout = dict(zip(FIELDS, zip(numbers[::2], numbers[1::2])))
+    kernel((-(-n_q // tile[0]), heads, batch), (32, warps), shared, Structure(layout, size, values), unwritten=NANS)
     return swapped(o)
 
 
 def _bias(mask: Tensor, q: Tensor, n_kv: int) -> Tensor:
     """Make of a mask what scaled_dot_product_attention gives the kernel: numbers to be added, in q's dtype, with room
-    for a multiple of 16 keys.
-
-    Returns:
-        (batch, heads, n_q, n_kv), expanded from the mask's own shape.
-    """
+    for a multiple of 16 keys; (batch, heads, n_q, n_kv), expanded from the mask's own shape."""
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, -inf)
     wide = in_4_dims(mask.to(q.dtype))
@@ -100,21 +86,13 @@ def _bias(mask: Tensor, q: Tensor, n_kv: int) -> Tensor:
 
 
 @cache
-def _compiled(dtype: torch.dtype, head_dim: int, gpu: GPU) -> tuple[Kernel, tuple[int, ...], list[int], dict]:
-    """Compile the first kernel of torch's list that a head_dim fits in.
-
-    Returns:
-        (kernel, its tile, the numbers that SOURCE calls sizes, field of Params -> (offset, size)).
-    """
+def _compiled(dtype: torch.dtype, head_dim: int, gpu: GPU) -> tuple[Kernel, tuple[int, ...]]:
+    """Compile the first kernel of torch's list that a head_dim fits in; and return its tile."""
     tile = next(tile for tile in TILES if head_dim <= tile[2])
     fields = ", ".join(f"offsetof(Params, {field}), sizeof(Params::{field})" for field in FIELDS)
-    text = SOURCE.format(
-        version=torch.__version__, dtype=TYPES[dtype], tile=", ".join(map(str, tile)), fields=fields
-    )  # fmt: skip
+    sizes = ", ".join(map(str, tile))
+    text = SOURCE.substitute(version=torch.__version__, dtype=TYPES[dtype], tile=sizes, fields=fields)
     cutlass = unpacked(FLASH_ATTN) / "csrc" / "cutlass" / "include"
     headers = Path(torch.__file__).parent / "include"  # not hashed: the text holds torch's version
     include = [Path(__file__).with_name("headers_torch"), cutlass]
-    kernel = Kernel(compile_cuda(text, include=include, flags=("-std=c++20", "-isystem", str(headers))), gpu=gpu)
-    numbers = kernel.variable("layout").view("uint32").tolist()
-    layout = {field: (numbers[2 * i], numbers[2 * i + 1]) for i, field in enumerate(FIELDS)}
-    return kernel, tile, kernel.variable("sizes").view("uint32").tolist(), layout
+    return Kernel(compile_cuda(text, include=include, flags=("-std=c++20", "-isystem", str(headers))), gpu=gpu), tile

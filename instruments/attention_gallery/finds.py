@@ -6,6 +6,8 @@ The kernels are the gallery's, so their libraries have to be installed (`make ga
 emulations need none. Each cell of FINDS measures n keys, with `queries` rows of Q in each of `heads` heads of head_dim
 64, on inputs of `draw(distribution, seed, ...)`, and returns rows of `error_rows`: of the kernel, of the emulation, and
 of the control, "changed".
+
+The emulations take q (..., n_q, head_dim), k and v (..., n_kv, head_dim), and return o, float64 (..., n_q, head_dim).
 """
 
 import math
@@ -16,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_gallery.ggml import Ggml
+from attention_gallery.openvino_kernels import openvino_sdpa
+from attention_gallery.pallas import decode_in_splits
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
@@ -32,8 +37,6 @@ def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, h
     Emulated, below 64 queries, where ggml goes key by key: `key_by_key`. With one query ggml divides the keys among its
     threads; with more, the queries. Changed: the same values of V stored in FP32.
     """
-    from attention_gallery.ggml import Ggml
-
     q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
     ours = dict(kernel=Ggml(threads=threads, precise=True)(q, k, v))
     if queries < 64:
@@ -60,8 +63,6 @@ def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: in
 
     Emulated: `in_parts`. Changed: the same values of Q, K and V in FP32.
     """
-    from attention_gallery.pallas import decode_in_splits
-
     q, k, v = draw_in_format(distribution, seed, BF16, queries, n, 1)
     emulated = in_parts(q, k, v, BF16, splits, block=min(128, n // splits))
     decode = decode_in_splits(splits)
@@ -75,8 +76,6 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
 
     Emulated: `in_bf16`. Changed: the same values of Q, K and V in FP32.
     """
-    from attention_gallery.openvino_kernels import openvino_sdpa
-
     q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
     wide = openvino_sdpa(q.float(), k.float(), v.float())
     return error_rows(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)
@@ -117,10 +116,7 @@ def torch_backward(n: int, queries: int, distribution: str, seed: int) -> list[d
     return rows
 
 
-FINDS: dict[str, Callable] = dict(
-    ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode, openvino=openvino,
-    torch_backward=torch_backward,
-)  # fmt: skip
+FINDS = {find.__name__: find for find in (ggml, ringattention, pallas_decode, openvino, torch_backward)}
 
 
 def draw_in_format(distribution: str, seed: int, fmt: Format, n_q: int, n_kv: int, heads: int) -> list[Tensor]:
@@ -132,8 +128,7 @@ def error_rows(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v:
     """Compare outputs with the golden value, and their errors with those of the first one, the kernel's.
 
     Args:
-        outputs: who -> o, (..., n_q, head_dim); the first is the kernel's. fmt: of the inputs.
-        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim).
+        outputs: who -> o; the first is the kernel's. fmt: of q, k and v.
 
     Returns:
         rows: who, a key of outputs; max, of the Deviation; times_max, over Baseline's; relative, the error's root mean
@@ -147,26 +142,17 @@ def _errors(outputs, golden, baseline, fmt):
     limit = deviation(baseline, golden, fmt).max
     own, rows = (next(iter(outputs.values())).double() - golden).flatten(), []
     for who, o in outputs.items():
-        d = deviation(o, golden, fmt)
-        alike = float(np.corrcoef(own, (o.double() - golden).flatten())[0, 1])
-        errors = dict(max=d.max, times_max=over_baseline(d.max, limit), relative=d.relative)
-        rows.append(dict(who=who) | errors | dict(alike=alike))
+        d, alike = deviation(o, golden, fmt), float(np.corrcoef(own, (o.double() - golden).flatten())[0, 1])
+        rows.append(dict(who=who, max=d.max, times_max=over_baseline(d.max, limit), relative=d.relative, alike=alike))
     return rows
 
 
 def key_by_key(q: Tensor, k: Tensor, v: Tensor, *, accumulator: Format = FP16, parts: int = 1) -> Tensor:
     """Compute attention as ggml's CPU kernel does below 64 queries: online softmax over single keys, O carried in
-    `accumulator`, the scores, P and the row sum in FP32. (ggml-cpu/ops.cpp.)
-
-    Args:
-        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim).
-        parts: how many parts the keys are cut into, one a thread; they are merged at the end.
-
-    Returns:
-        o: float64 (..., n_q, head_dim).
-    """
+    `accumulator`, the scores, P and the row sum in FP32. (ggml-cpu/ops.cpp.) The keys are cut into `parts`, one a
+    thread, which are merged at the end."""
     S, v = scores(q, k), v.double()
-    m_of, l_of, O_of = [], [], []
+    of_parts = []
     for S_part, v_part in zip(S.chunk(parts, -1), v.chunk(parts, -2)):
         m = S.new_full((*S.shape[:-1], 1), -math.inf)  # (..., n_q, 1)
         l, O = torch.zeros_like(m), S.new_zeros(*S.shape[:-1], v.shape[-1])  # (..., n_q, 1), (..., n_q, head_dim)
@@ -176,24 +162,17 @@ def key_by_key(q: Tensor, k: Tensor, v: Tensor, *, accumulator: Format = FP16, p
             a, P = FP32(torch.exp(m - m_new)), FP32(torch.exp(s - m_new))
             O = torch.where(m_new > m, accumulator(O * a), O)
             O, l, m = accumulator(O + P * v_j), FP32(FP32(l * a) + P), m_new  # a fused multiply-add: one rounding
-        m_of.append(m), l_of.append(l), O_of.append(O)
-    m, l, O = (torch.stack(x) for x in (m_of, l_of, O_of))
+        of_parts.append((m, l, O))
+    m, l, O = map(torch.stack, zip(*of_parts))
     weights = torch.exp(m - m.amax(0))
     return (O * weights).sum(0) / (l * weights).sum(0)
 
 
 def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block: int = 128) -> Tensor:
     """Compute attention as JAX's Pallas kernel for decoding does: each part's O, not divided by its row sum, is rounded
-    to `fmt`; so are the parts' weights, the weighted sums of O and of the row sums, and their quotient.
-
-    Args:
-        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim).
-        parts: how many parts the keys are cut into. block: keys of a tile of a part.
-
-    Returns:
-        o: float64 (..., n_q, head_dim).
-    """
-    m_of, l_of, O_of = [], [], []
+    to `fmt`; so are the parts' weights, the weighted sums of O and of the row sums, and their quotient. The keys are
+    cut into `parts`; block: keys of a tile of a part."""
+    of_parts = []
     for S, v_part in zip(scores(q, k).chunk(parts, -1), v.double().chunk(parts, -2)):
         m = S.new_full((*S.shape[:-1], 1), torch.finfo(torch.float32).min)  # (..., n_q, 1)
         l, O = torch.zeros_like(m), S.new_zeros(*S.shape[:-1], v.shape[-1])  # (..., n_q, 1), (..., n_q, head_dim)
@@ -202,8 +181,8 @@ def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block:
             a, P = FP32(torch.exp(FP32(m - m_new))), FP32(torch.exp(FP32(S_j - m_new)))
             l = FP32(FP32(a * l) + FP32(P.sum(-1, keepdim=True)))
             O, m = FP32(FP32(a * O) + FP32(fmt(P) @ v_j)), m_new
-        m_of.append(m), l_of.append(l), O_of.append(fmt(O))
-    m, l, O = (torch.stack(x) for x in (m_of, l_of, O_of))
+        of_parts.append((m, l, fmt(O)))
+    m, l, O = map(torch.stack, zip(*of_parts))
     weights = FP32(torch.exp(m - m.amax(0)))
     return fmt(fmt((O * fmt(weights)).sum(0)) / fmt(FP32((l * weights).sum(0))))
 
@@ -218,26 +197,13 @@ def up_where_odd(x: Tensor) -> Tensor:
 
 def in_bf16(q: Tensor, k: Tensor, v: Tensor, into: Callable[[Tensor], Tensor] = up_where_odd) -> Tensor:
     """Compute attention as OpenVINO's CPU plugin does in BF16 from inputs of another format: Q, K and V are converted,
-    scores are in FP32, P is divided by its sum and rounded to BF16, and O is rounded to BF16 once.
-
-    Args:
-        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). into: the conversion of a float64 tensor to BF16.
-
-    Returns:
-        o: float64 (..., n_q, head_dim).
-    """
+    scores are in FP32, P is divided by its sum and rounded to BF16, and O is rounded to BF16 once. into: the conversion
+    of a float64 tensor to BF16."""
     q, k, v = (into(x.double()) for x in (q, k, v))
     return BF16(BF16(torch.softmax(scores(q, k), -1)) @ v)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """Compute S = Q Kᵀ / sqrt(head_dim), the product and the scaling rounded to FP32.
-
-    Args:
-        q: (..., n_q, head_dim). k: (..., n_kv, head_dim).
-
-    Returns:
-        S: float64 (..., n_q, n_kv).
-    """
+    """Compute S = Q Kᵀ / sqrt(head_dim), float64 (..., n_q, n_kv), the product and the scaling rounded to FP32."""
     scale = np.float32(q.shape[-1] ** -0.5).item()
     return FP32(FP32(q.double() @ k.double().mT) * scale)

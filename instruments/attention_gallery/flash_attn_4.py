@@ -13,20 +13,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from math import nan
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from attention_gallery.adapters import HALF, accepts, swapped
 from attention_gallery.catalogue import MODELLED, pinned
-from attention_gallery.entry import installed
 from fa_lib.execution.files import replacing
+from fa_lib.execution.machine import installed
 from fa_lib.execution.paths import build
 from ptx_machine.arguments import Structure
 from ptx_machine.device import GPU
@@ -42,126 +41,29 @@ LOG2_E = 1.44269504  # softmax_utils: the scale is multiplied by it in FP32
 CACHE_BYTES = 50 << 20  # of the second-level cache, that LPT scheduling reckons with: tile_scheduler.py, line 503
 SHAPE = {f"{i}": (4 * i, 4) for i in range(4)}
 DIVISOR = {"divisor": (0, 4), "factor": (4, 4), "a": (8, 1), "b": (9, 1)}
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The kernel that the project chooses for a call.
-
-    Attributes:
-        kernel: the kernel.
-        scheduler: name of the class that gives tiles to blocks.
-        tile: rows of Q that a block takes at a time.
-        pack_gqa: whether a tile has rows of all heads that share K and V.
-        maps: of Q, K, V and O, "box" (as PTX counts dimensions) and "width" of the tensor map.
-    """
-
-    kernel: Kernel
-    scheduler: str
-    tile: int
-    pack_gqa: bool
-    maps: list[dict[str, Any]]
-
-    @property
-    def block(self) -> tuple[int, ...]:
-        """Threads of a block."""
-        return self.kernel.entry.most or (1,)
-
-
-def compiled(q: Tensor, k: Tensor, causal: bool, gpu: GPU) -> Chosen:
-    """Return the kernel for q (batch, n_q, heads, head_dim) and k (batch, n_kv, heads_kv, head_dim).
-
-    Raises:
-        NotImplementedError: the GPU is another one, or the project has no kernel for the call.
-        RuntimeError: the compiler does not run.
-    """
-    if gpu.capability not in TARGETS:
-        raise NotImplementedError(f"FlashAttention-4's kernels are modelled on Hopper and Blackwell; {gpu.name} came")
-    dtype = f"{q.dtype}".removeprefix("torch.")
-    call = json.dumps(dict(dtype=dtype, q=[*q.shape], k=[*k.shape], causal=causal))
-    answer = json.loads(_answer(call, TARGETS[gpu.capability], gpu.processors))
-    if "error" in answer:
-        raise NotImplementedError(f"FlashAttention-4 has no kernel for this call: {answer['error']}")
-    if answer.pop("cluster") > 1:
-        raise NotImplementedError("FlashAttention-4 takes a kernel of two blocks in a cluster, which is not modelled")
-    return _chosen(json.dumps(answer), gpu)
-
-
-@cache
-def _chosen(answer: str, gpu: GPU) -> Chosen:
-    facts = json.loads(answer)
-    name, text = facts.pop("name"), facts.pop("ptx")
-    return Chosen(Kernel(text, name, gpu=gpu), **facts)
-
-
-@cache
-def _answer(call: str, target: str, processors: int) -> str:
-    """Ask the compiler for a call, or read what it answered before."""
-    versions = [f"{name} {installed(name)}" for name in MODELLED["fa4_hopper"].needs]
-    words = [call, target, str(processors), FLASH_ATTN_4.sha256, COMPILER.read_text(), *versions]
-    stored = build() / "ptx" / f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}.json"
-    if not stored.is_file():
-        answer = _server(target, processors).ask(call)
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(stored) as path:
-            path.write_text(answer)
-    return stored.read_text()
-
-
-class Server:
-    """The compiler's process.
-
-    Raises:
-        RuntimeError: it ends without an answer.
-    """
-
-    def __init__(self, target: str, processors: int):
-        words = [sys.executable, str(COMPILER), str(unpacked(FLASH_ATTN_4)), target, str(processors)]
-        self.words = tempfile.TemporaryFile("w+")  # noqa: SIM115  the compiler prints to it as long as it runs
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.words, text=True,
-            env=os.environ | {"PYTHONWARNINGS": "ignore"},
-        )  # fmt: skip
-        self.lock = Lock()
-        atexit.register(self.process.kill)
-
-    def ask(self, call: str) -> str:
-        """Return the answer to a call, as JSON."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with self.lock:
-            try:
-                self.process.stdin.write(call + "\n")
-                self.process.stdin.flush()
-                answer = self.process.stdout.readline()
-            except BrokenPipeError:
-                answer = ""
-        if not answer:
-            code = self.process.wait()
-            self.words.seek(0)
-            last = [line.strip() for line in self.words if line.strip()][-1:]
-            raise RuntimeError(f"FlashAttention-4's compiler ended with {code}: {' '.join(last)}")
-        return answer
-
-
-_server = cache(Server)
+ASKING = Lock()
+_kernel = cache(Kernel)
 
 
 @accepts(HALF, "FlashAttention-4", no_gradients="the backward kernels of FlashAttention-4 are not modelled")
 def fa4(q, k, v, causal=False, scale: Any = None, *, gpu="H100"):
-    """Call flash_attn.cute.flash_attn_func with its defaults.
-
-    Raises:
-        NotImplementedError: another head_dim, a GPU that is neither Hopper nor Blackwell, or a call for which the
-            project chooses a kernel that is not modelled.
-    """
+    """Call flash_attn.cute.flash_attn_func with its defaults. Refused: another head_dim, a GPU that is neither Hopper
+    nor Blackwell, or a call for which the project chooses a kernel that is not modelled."""
     if q.shape[-1] not in HEAD_DIMS:
         raise NotImplementedError(f"of FlashAttention-4, head_dim {HEAD_DIMS} are modelled; {q.shape[-1]} came")
     gpu = GPU.of(gpu)
     q, k, v = (swapped(x).contiguous() for x in (q, k, v))  # (batch, n, heads, head_dim)
-    chosen = compiled(q, k, causal, gpu)
+    kernel, choice = compiled(q, k, causal, gpu)
     o = torch.full_like(q, nan)
-    call = _Call(q, k, v, o, chosen, gpu)
-    chosen.kernel(call.grid, chosen.block, gpu.shared_bytes, *call.arguments(scale))
+    group = q.shape[2] // k.shape[2] if choice["pack_gqa"] else 1  # heads of Q whose rows a tile holds together
+    grid, scheduling = _scheduled(q, k, group, choice, gpu)
+    maps = [_map(x, group if x.shape == q.shape else 1, **kind) for x, kind in zip((q, k, v, o), choice["maps"])]
+    log2_scale = float(torch.tensor(scale, dtype=torch.float32) * torch.tensor(LOG2_E, dtype=torch.float32))
+    first, parameters = [*map(_shape, (q, k, v, o)), *maps, log2_scale], kernel.entry.parameters
+    layouts = [Structure({}, parameter.size) for parameter in parameters[len(first) : len(first) + 2]]  # constant
+    unused = parameters[len(first) + 2 + len(scheduling) :]  # divisors that only packed rows with masks use
+    zeros = [Structure({}, parameter.size) if parameter.type is None else 0 for parameter in unused]
+    kernel(grid, kernel.entry.most or (1,), gpu.shared_bytes, *first, *layouts, *scheduling, *zeros)
     return swapped(o)
 
 
@@ -173,88 +75,96 @@ def fa4_blackwell(q, k, v, causal=False, scale=None, *, gpu="B200"):
     return fa4(q, k, v, causal, scale, gpu=gpu)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What the project's host code computes for a launch.
+def compiled(q: Tensor, k: Tensor, causal: bool, gpu: GPU) -> tuple[Kernel, dict[str, Any]]:
+    """Return the kernel that the project chooses for q (batch, n_q, heads, head_dim) and k (batch, n_kv, heads_kv,
+    head_dim), and its choice: scheduler, the name of the class that gives tiles to blocks; tile, the rows of Q that a
+    block takes at a time; pack_gqa, whether a tile has rows of all heads that share K and V; maps, of Q, K, V and O,
+    "box" (as PTX counts dimensions) and "width" of the tensor map. Refused: another GPU, or the project has no kernel
+    for the call. RuntimeError: the compiler does not run."""
+    if gpu.capability not in TARGETS:
+        raise NotImplementedError(f"FlashAttention-4's kernels are modelled on Hopper and Blackwell; {gpu.name} came")
+    dtype = f"{q.dtype}".removeprefix("torch.")
+    call = json.dumps(dict(dtype=dtype, q=[*q.shape], k=[*k.shape], causal=causal))
+    answer = json.loads(_answer(call, TARGETS[gpu.capability], gpu.processors))
+    if "error" in answer:
+        raise NotImplementedError(f"FlashAttention-4 has no kernel for this call: {answer['error']}")
+    if answer["cluster"] > 1:
+        raise NotImplementedError("FlashAttention-4 takes a kernel of two blocks in a cluster, which is not modelled")
+    return _kernel(answer["ptx"], answer["name"], gpu=gpu), answer
 
-    Attributes:
-        q, k, v, o: (batch, n, heads, head_dim).
-        chosen: the kernel. gpu: where it runs.
-    """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
-    chosen: Chosen
-    gpu: GPU
+@cache
+def _answer(call: str, target: str, processors: int) -> str:
+    """Ask the compiler for a call, or read what it answered before."""
+    versions = [f"{name} {installed(name)}" for name in MODELLED["fa4_hopper"].needs]
+    words = [call, target, str(processors), FLASH_ATTN_4.sha256, COMPILER.read_text(), *versions]
+    stored = build() / "ptx" / f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}.json"
+    if not stored.is_file():
+        with ASKING:
+            answer = _ask(call, *_compiler(target, processors))
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(stored) as path:
+            path.write_text(answer)
+    return stored.read_text()
 
-    @property
-    def group(self) -> int:
-        """Heads of Q whose rows a tile holds together."""
-        return self.q.shape[2] // self.k.shape[2] if self.chosen.pack_gqa else 1
 
-    @property
-    def tiles(self) -> tuple[int, int, int]:
-        """The number of tiles of Q, of heads (of K and V, where rows of several are together), of the batch."""
-        batch, n, heads, _ = self.q.shape
-        return -(-n * self.group // self.chosen.tile), heads // self.group, batch
+@cache
+def _compiler(target: str, processors: int) -> tuple[subprocess.Popen, IO[str]]:
+    """Start the compiler's process; it prints to the file as long as it runs."""
+    words = [sys.executable, str(COMPILER), str(unpacked(FLASH_ATTN_4)), target, str(processors)]
+    printed = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    pipe, env = subprocess.PIPE, os.environ | {"PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=printed, text=True, env=env)
+    atexit.register(process.kill)
+    return process, printed
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """The grid: tile_scheduler.py, lines 314, 399 and 578."""
-        blocks, heads, batch = self.tiles
-        if self.chosen.scheduler == "SingleTileScheduler":
-            return blocks, heads, batch
-        total = blocks * heads * batch
-        return (min(self.gpu.processors, total) if self.chosen.scheduler.startswith("StaticPersistent") else total,)
 
-    def arguments(self, scale: float) -> list:
-        """The kernel's arguments: four shapes, four tensor maps, the scale, two layouts that are constant, and what the
-        scheduler needs."""
-        parameters = self.chosen.kernel.entry.parameters
-        log2_scale = float(torch.tensor(scale, dtype=torch.float32) * torch.tensor(LOG2_E, dtype=torch.float32))
-        first = [*map(self._shape, (self.q, self.k, self.v, self.o)), *self._maps(), log2_scale]
-        layouts = [Structure({}, each.size) for each in parameters[len(first) : len(first) + 2]]
-        scheduling = self._scheduling()
-        rest = parameters[len(first) + 2 + len(scheduling) :]  # divisors that only packed rows with masks use
-        return [*first, *layouts, *scheduling, *(Structure({}, each.size) if each.type is None else 0 for each in rest)]
+def _ask(call: str, process: subprocess.Popen, printed: IO[str]) -> str:
+    """Return the compiler's answer to a call, as JSON; a RuntimeError where its process has ended."""
+    try:
+        print(call, file=process.stdin, flush=True)
+        answer = process.stdout.readline() if process.stdout else ""
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        code = process.wait()
+        printed.seek(0)
+        last = [line.strip() for line in printed if line.strip()][-1:]
+        raise RuntimeError(f"FlashAttention-4's compiler ended with {code}: {' '.join(last)}")
+    return answer
 
-    def _shape(self, x: Tensor) -> Structure:
-        """A tensor's shape (n, head_dim, heads, batch); the kernels read n alone."""
-        batch, n, heads, d = x.shape
-        return Structure(SHAPE, 16, dict(zip("0123", (n, d, heads, batch))))
 
-    def _maps(self) -> list[Structure]:
-        """Tensor maps of Q, K, V and O."""
-        maps = []
-        for x, drawn in zip((self.q, self.k, self.v, self.o), self.chosen.maps):
-            batch, n, heads, d = x.shape
-            packed = self.group > 1 and x.shape == self.q.shape
-            if not packed:
-                seen = x.permute(0, 2, 1, 3)
-            elif len(drawn["box"]) == 4:
-                seen = x
-            else:
-                seen = x.view(batch, n, heads // self.group, self.group, d).permute(0, 2, 1, 3, 4)
-            maps.append(tensor_map(seen, drawn["box"][::-1], drawn["width"]))
-        return maps
+def _shape(x: Tensor) -> Structure:
+    """A tensor's shape (n, head_dim, heads, batch); the kernels read n alone."""
+    batch, n, heads, d = x.shape
+    return Structure(SHAPE, 16, dict(zip("0123", (n, d, heads, batch))))
 
-    def _scheduling(self) -> list:
-        """The scheduler's parameters, in the order of its fields: tile_scheduler.py, lines 224, 354 and 460."""
-        blocks, heads, batch = self.tiles
-        total, name = blocks * heads * batch, self.chosen.scheduler
-        if name == "SingleTileScheduler":
-            return [blocks, heads, batch, *_divisor(1)]
-        if name == "StaticPersistentTileScheduler":
-            return [*_divisor(blocks), *_divisor(heads), total, 1]
-        n_kv, d = self.k.shape[1], self.q.shape[-1]
-        size = n_kv * 2 * d * self.q.element_size()
-        near = 1 if size > CACHE_BYTES else 1 << int(math.log2(CACHE_BYTES // size))
-        quotient, rest = divmod(heads * batch, near)
-        splits = [1] if self.gpu.capability == 100 else []
-        divisors = [*_divisor(heads), *_divisor(near), *_divisor(near * blocks), *_divisor(max(rest, 1))]
-        return [total, *splits, blocks, heads, batch, near, *divisors, quotient, *_divisor(1)]
+
+def _map(x: Tensor, group: int, box: list[int], width: int) -> Structure:
+    """Make the tensor map of x (batch, n, heads, head_dim), where the rows of `group` heads lie together in a tile."""
+    if group == 1:
+        x = x.permute(0, 2, 1, 3)
+    elif len(box) != 4:
+        x = x.unflatten(2, (-1, group)).permute(0, 2, 1, 3, 4)
+    return tensor_map(x, box[::-1], width)
+
+
+def _scheduled(q: Tensor, k: Tensor, group: int, choice: dict, gpu: GPU) -> tuple[tuple[int, ...], list]:
+    """Compute what the project's host code computes for a launch: the grid (tile_scheduler.py, lines 314, 399 and 578),
+    and the scheduler's parameters, in the order of its fields (lines 224, 354 and 460)."""
+    batch, n, heads, d = q.shape
+    blocks, heads = -(-n * group // choice["tile"]), heads // group  # tiles of Q; heads, of K and V where packed
+    total = blocks * heads * batch
+    if choice["scheduler"] == "SingleTileScheduler":
+        return (blocks, heads, batch), [blocks, heads, batch, *_divisor(1)]
+    if choice["scheduler"] == "StaticPersistentTileScheduler":
+        return (min(gpu.processors, total),), [*_divisor(blocks), *_divisor(heads), total, 1]
+    size = k.shape[1] * 2 * d * q.element_size()
+    near = 1 if size > CACHE_BYTES else 1 << int(math.log2(CACHE_BYTES // size))
+    quotient, rest = divmod(heads * batch, near)
+    splits = [1] if gpu.capability == 100 else []
+    divisors = [*_divisor(heads), *_divisor(near), *_divisor(near * blocks), *_divisor(max(rest, 1))]
+    return (total,), [total, *splits, blocks, heads, batch, near, *divisors, quotient, *_divisor(1)]
 
 
 def _divisor(number: int) -> list:

@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 MOST_ERROR = 400  # characters
@@ -27,39 +28,19 @@ class Compiled(dict):
         self.asked = key
         return super().__contains__(key)
 
-    def __getitem__(self, key):
-        self.asked = key
-        return super().__getitem__(key)
-
-
-class Hardware:
-    """Answers as CUTLASS's HardwareInfo does on the GPU."""
-
-    def __init__(self, processors: int):
-        self.processors = processors
-
-    def get_device_multiprocessor_count(self) -> int:
-        return self.processors
-
-    def get_max_active_clusters(self, size: int) -> int:
-        return self.processors // size
-
 
 def chosen(kernel: Any, text: str) -> dict[str, Any]:
     """What the launch depends on, of the kernel's object and of CuTe's text of the host's code."""
-    boxes = re.findall(
-        r'make_non_exec_tiled_tma_\w+\(.*?"S<(\d),.*?tma_gbasis = <"\(([\d,()]+?)\):', text
-    )  # the swizzle, and the box
+    swizzle_and_box = r'make_non_exec_tiled_tma_\w+\(.*?"S<(\d),.*?tma_gbasis = <"\(([\d,()]+?)\):'
     scheduler = "SingleTileLPTScheduler" if kernel.is_causal else "SingleTileScheduler"  # flash_fwd_sm90.py, line 321
     scheduler = getattr(getattr(kernel, "TileScheduler", None), "__name__", scheduler)
-    return dict(
-        name=type(kernel).__name__,
-        scheduler=scheduler,
-        tile=getattr(kernel, "tile_m", None) or kernel.cta_tiler[0],
-        pack_gqa=kernel.pack_gqa,
-        cluster=kernel.cluster_shape_mn[0],
-        maps=[dict(width=16 << int(swizzle), box=[int(x) for x in re.findall(r"\d+", box)]) for swizzle, box in boxes],
-    )
+    maps = [
+        dict(width=16 << int(swizzle), box=[int(x) for x in re.findall(r"\d+", box)])
+        for swizzle, box in re.findall(swizzle_and_box, text)
+    ]
+    tile, cluster = getattr(kernel, "tile_m", None) or kernel.cta_tiler[0], kernel.cluster_shape_mn[0]
+    name = type(kernel).__name__
+    return dict(name=name, scheduler=scheduler, tile=tile, pack_gqa=kernel.pack_gqa, cluster=cluster, maps=maps)
 
 
 def serve(folder: str, sm: str, processors: int) -> None:
@@ -76,7 +57,10 @@ def serve(folder: str, sm: str, processors: int) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    cutlass.utils.HardwareInfo = lambda *_: Hardware(processors)
+    answers_of_gpu: Any = dict(
+        get_device_multiprocessor_count=lambda: processors, get_max_active_clusters=lambda size: processors // size
+    )  # fmt: skip
+    cutlass.utils.HardwareInfo = lambda *_: SimpleNamespace(**answers_of_gpu)
     from flash_attn.cute import interface  # pyright: ignore[reportMissingImports]
 
     cache, facts, compile_it = Compiled(), {}, interface.cute.compile

@@ -1,7 +1,10 @@
-"""The package flash-attn on CUDA: its compiled kernel, and the one in Triton that it also ships."""
+"""The package flash-attn on CUDA: its compiled kernel, and the one in Triton that it also ships; and its own CUDA
+kernels, from its source package, on a CPU in a GPU's arithmetic."""
 
+from attention_check.gpu import on
 from attention_gallery.adapters import accepts, repeated, swapped
 from fa_lib import kernels
+from ptx_machine.device import GPU
 
 
 def flash_attn(q, k, v, causal=False, scale=None):
@@ -15,3 +18,9 @@ def flash_attn_triton(q, k, v, causal=False, scale=None):
     from flash_attn.flash_attn_triton import flash_attn_func  # pyright: ignore[reportMissingImports]
 
     return swapped(flash_attn_func(*map(swapped, (q, *repeated(q, k, v))), None, causal, scale))
+
+
+def fa2_cuda(q, k, v, causal=False, scale=None, *, gpu="A100"):
+    """Call flash_attn_func's kernels, with gradients: the split-KV ones, as many parts as it takes, where the rows of
+    all heads fill less than 80 % of the GPU; else the plain one."""
+    return on.flash_attention_2(GPU.of(gpu))(q, k, v, causal=causal, scale=scale)

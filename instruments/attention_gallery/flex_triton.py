@@ -6,7 +6,7 @@ torch.cuda describes the GPU. Line numbers are of torch 2.13, torch/_inductor.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from attention_gallery.adapters import HALF, accepts, queries_at_a_time
+from attention_gallery.adapters import HALF, accepts
 from ptx_machine.device import GPU
 from ptx_machine.triton_driver import triton
 
@@ -27,13 +27,13 @@ ON_CPU = {  # what the code that Inductor wrote asks of torch's CUDA build
     "torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p": "None",
     "async_compile = AsyncCompile()": "",
 }
-ACCEPTED: dict[str, Any] = dict(
-    dtypes=(*HALF, torch.float32), named="flex_attention",
+accepted = partial(
+    accepts, (*HALF, torch.float32), "flex_attention", tall=False,
     no_gradients="gradients of flex_attention: its backward kernels are not called here",
 )  # fmt: skip
 
 
-@accepts(**ACCEPTED, tall=False)
+@accepted()
 def flex_prefill(q, k, v, causal=False, scale=None, gpu="A100"):
     """Call torch.compile(flex_attention) with kernel_options BACKEND="TRITON": the kernel of flex_attention.py.jinja,
     which BACKEND="AUTO" takes from 128 queries on.
@@ -43,7 +43,7 @@ def flex_prefill(q, k, v, causal=False, scale=None, gpu="A100"):
     return _flex(q, k, v, causal, scale, GPU.of(gpu), "TRITON")
 
 
-@accepts(**ACCEPTED, tall=False)
+@accepted(queries=DECODED)
 def flex_decode(q, k, v, causal=False, scale=None, gpu="A100"):
     """Call torch.compile(flex_attention) with kernel_options BACKEND="TRITON_DECODE": the kernel of
     flex_decode.py.jinja, which BACKEND="AUTO" takes below 128 queries, and the kernels that combine its parts. More
@@ -51,8 +51,7 @@ def flex_decode(q, k, v, causal=False, scale=None, gpu="A100"):
 
     The kernels that combine take the first of the configurations that Inductor would time.
     """
-    few = partial(_flex, gpu=GPU.of(gpu), backend="TRITON_DECODE")
-    return queries_at_a_time(few, DECODED)(q, k, v, causal, scale)
+    return _flex(q, k, v, causal, scale, GPU.of(gpu), "TRITON_DECODE")
 
 
 def _flex(q, k, v, causal, scale, gpu, backend):
@@ -61,18 +60,15 @@ def _flex(q, k, v, causal, scale, gpu, backend):
     n_q, n_kv = q.shape[2], k.shape[2]
     mask = create_block_mask(_causal(n_kv - n_q), None, None, n_q, n_kv, device="cpu") if causal else None
     limits = dict(recompile_limit=MOST_SHAPES, accumulated_recompile_limit=MOST_SHAPES)
-    with ExitStack() as stack:
-        for context in (
-            torch.no_grad(),
-            triton(gpu),
-            torch._dynamo.config.patch(**limits),  # pyright: ignore
-            torch._inductor.config.patch(fx_graph_cache=False),  # pyright: ignore  # else one compiled for this CPU
-            torch._functorch.config.patch(enable_autograd_cache=False),  # pyright: ignore
-        ):
-            stack.enter_context(context)
-        compiled = _compiled(flex_attention, gpu)
-        options = dict(scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-        return compiled(q, k, v, block_mask=mask, kernel_options={"BACKEND": backend}, **options)
+    with (
+        torch.no_grad(),
+        triton(gpu),
+        torch._dynamo.config.patch(**limits),  # pyright: ignore
+        torch._inductor.config.patch(fx_graph_cache=False),  # pyright: ignore  # else one compiled for this CPU
+        torch._functorch.config.patch(enable_autograd_cache=False),  # pyright: ignore
+    ):
+        options = dict(kernel_options={"BACKEND": backend}, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        return _compiled(flex_attention, gpu)(q, k, v, block_mask=mask, **options)
 
 
 @cache
@@ -99,11 +95,11 @@ def _backend(graph: torch.fx.GraphModule, inputs: list, gpu: GPU) -> Callable:
             _to_cuda(self.module, inputs)
             return lower(self, *inputs)
 
-        with ExitStack() as stack:
-            stack.enter_context(_described(gpu))
-            stack.enter_context(mock.patch.object(GraphLowering, "run", run))
-            stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", _module))
-            stack.enter_context(mock.patch("torch._inductor.scheduler.has_triton", lambda: True))
+        with (
+            _described(gpu),
+            mock.patch.multiple(GraphLowering, run=run, compile_to_module=_module),
+            mock.patch("torch._inductor.scheduler.has_triton", lambda: True),
+        ):
             return compile_fx.compile_fx_inner(graph, inputs, **options)  # pyright: ignore
 
     return compile_fx.compile_fx(graph, inputs, inner_compile=inner)  # pyright: ignore
@@ -114,8 +110,8 @@ def _to_cuda(graph: torch.fx.GraphModule, inputs: tuple) -> None:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils import _pytree as pytree
 
-    graphs = [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
-    nodes = [node for each in graphs for node in each.nodes]
+    modules = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+    nodes = [node for module in modules for node in module.graph.nodes]
     for x in pytree.tree_leaves([*inputs, *(node.meta.get("val") for node in nodes)]):
         if isinstance(x, FakeTensor):
             x.fake_device = CUDA
@@ -140,15 +136,15 @@ def _described(gpu: GPU) -> Iterator[None]:
         get_device_properties=lambda device=None: properties, device_count=lambda: 1, current_device=lambda: 0,
         synchronize=lambda device=None: None,
     )  # fmt: skip
-    more: dict[str, Any] = dict(
+    static: dict[str, Any] = {name: staticmethod(answer) for name, answer in answers.items()}
+    answers |= dict(
         is_available=lambda: True, is_initialized=lambda: True, _lazy_init=lambda: None,
         get_device_capability=lambda device=None: (major, minor), get_device_name=lambda device=None: gpu.name,
         get_rng_state=lambda device=None: torch.zeros(16, dtype=torch.uint8), set_rng_state=lambda *state: None,
         _exchange_device=lambda device: 0, _maybe_exchange_device=lambda device: 0,
     )  # fmt: skip
-    static: dict[str, Any] = {name: staticmethod(answer) for name, answer in answers.items()}
     DeviceProperties.create.cache_clear()
-    with mock.patch.multiple(torch.cuda, **answers, **more), mock.patch.multiple(CudaInterface, **static):
+    with mock.patch.multiple(torch.cuda, **answers), mock.patch.multiple(CudaInterface, **static):
         yield
 
 
@@ -161,14 +157,8 @@ def _module(lowering: Any) -> ModuleType:
     module.__file__ = "written_by_inductor"
     module.__dict__["async_compile"] = SimpleNamespace(triton=_Launched, wait=lambda names: None)
     exec(compile(code, module.__file__, "exec"), module.__dict__)
-    call = module.call
-
-    def on_cpu(inputs):
-        cuda: dict[str, Any] = dict(_DeviceGuard=lambda device: nullcontext(), set_device=lambda device: None)
-        with mock.patch.multiple(torch.cuda, **cuda):
-            return call(inputs)
-
-    module.__dict__["call"] = on_cpu
+    cuda: dict[str, Any] = dict(_DeviceGuard=lambda device: nullcontext(), set_device=lambda device: None)
+    module.__dict__["call"] = mock.patch.multiple(torch.cuda, **cuda)(module.call)
     return module
 
 

@@ -51,7 +51,6 @@ _SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
     "ggml_quantize_chunk": (ctypes.c_size_t, _int, _pointer, _pointer, _long, _long, _long, _pointer),
     "ggml_graph_compute_with_ctx": (_int, _pointer, _pointer, _int),
     "ggml_cpu_init": (None,),
-    "ggml_version": (ctypes.c_char_p,),
 }
 
 
@@ -66,11 +65,6 @@ def _functions(wheel):
         functions[name].restype, functions[name].argtypes = result, arguments
     functions["ggml_cpu_init"]()
     return functions
-
-
-def version(wheel: str) -> str:
-    """Return the version of ggml inside a wheel of FILES, such as "0.13.1"."""
-    return _functions(wheel)["ggml_version"]().decode()
 
 
 @dataclass(frozen=True)
@@ -97,18 +91,10 @@ class Ggml:
     fewest: int = 1
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        """Compute attention.
-
-        Args:
-            q, k, v: (batch, heads, n, head_dim) in FP32, FP16 or BF16.
-            causal: whether a query sees no later keys, aligned bottom-right.
-            scale: None is 1 / sqrt(head_dim).
-
-        Returns:
-            o: (batch, heads, n_q, head_dim of v).
+        """Compute o (batch, heads, n_q, head_dim of v) of q, k, v (batch, heads, n, head_dim) in FP32, FP16 or BF16.
+        Refused: a dtype or head_dim that ggml does not have, and fewer queries than `fewest`.
 
         Raises:
-            NotImplementedError: ggml does not have this dtype or head_dim, or there are fewer queries than `fewest`.
             ValueError: storing K or V in a type that is no quantised one changes their values, so that the results
                 would not differ by the type alone.
             RuntimeError: ggml reports an error.
@@ -117,33 +103,32 @@ class Ggml:
         if q.shape[2] < self.fewest:
             raise NotImplementedError(f"below {self.fewest} queries ggml takes its path of decoding: {q.shape[2]} here")
         kinds = [kind or DTYPES[q.dtype] for kind in (self.k, self.v)]
-        for name, x, kind in (("k", k, kinds[0]), ("v", v, kinds[1])):
+        for name, x, kind in zip("kv", (k, v), kinds):
             if kind not in STORED and x.shape[-1] % BLOCK:
                 raise NotImplementedError(
                     f"ggml quantises blocks of {BLOCK} values: head_dim of {name} is {x.shape[-1]}, and no multiple"
                 )
             if kind in STORED and not torch.equal(x.to(STORED[kind]).to(x.dtype), x):
                 raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
-        ggml, n_q, outputs = _functions(self.wheel), q.shape[2], []
+        ggml, (n_q, n_kv), outputs = _functions(self.wheel), (q.shape[2], k.shape[2]), []
         with _context(ggml, 4 * (k.numel() + v.numel())) as cache:
-            tensors = [_tensor(ggml, cache, x, kind) for x, kind in zip((k, v), kinds)]
-            one_call = [(slice(0, n_q), k.shape[2])]
-            for rows, keys in calls_of(n_q, k.shape[2], self.queries, causal) if self.queries else one_call:
-                views = [(tensor, x.shape, kind, keys) for tensor, x, kind in zip(tensors, (k, v), kinds)]
+            stored = [(_tensor(ggml, cache, x, kind), x.shape, kind) for x, kind in zip((k, v), kinds)]
+            calls = calls_of(n_q, n_kv, self.queries, causal) if self.queries else [(slice(0, n_q), n_kv)]
+            for rows, keys in calls:
                 mask = causal and rows.stop - rows.start > 1
-                outputs.append(self._attend(ggml, q[:, :, rows], views, softmax_scale(q, scale), mask))
+                outputs.append(self._attend(ggml, q[:, :, rows], stored, keys, softmax_scale(q, scale), mask))
         o = torch.cat(outputs, 1).transpose(1, 2).contiguous()
         return o if self.precise else o.to(q.dtype)
 
-    def _attend(self, ggml, q, views, scale, causal):
-        """Make one call of ggml: o (batch, n_q, heads, head_dim of v), FP32. views: of K and V, arguments of
-        `_view`."""
-        (batch, heads, n_q, _), (_, shape, _, keys) = q.shape, views[1]
+    def _attend(self, ggml, q, stored, keys, scale, causal):
+        """Make one call of ggml with the first `keys` keys: o (batch, n_q, heads, head_dim of v), FP32. stored: of K
+        and V the ggml tensor, its shape and type."""
+        (batch, heads, n_q, _), (_, shape, _) = q.shape, stored[1]
         o = torch.empty(batch, n_q, heads, shape[-1])
         mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
         with _context(ggml, 4 * (q.numel() + o.numel()) + mask_size) as context:
             mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
-            tensors = _tensor(ggml, context, q, "FP32"), *(_view(ggml, context, *view) for view in views)
+            tensors = [_tensor(ggml, context, q, "FP32"), *(_view(ggml, context, *tensor, keys) for tensor in stored)]
             out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
             ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
             graph = ggml["ggml_new_graph"](context)
@@ -166,8 +151,7 @@ def _context(ggml, size):
 
 
 def _view(ggml, context, tensor, shape, kind, keys):
-    """Make a view of the first `keys` keys of a tensor of `_tensor`, which has the shape (batch, heads, n,
-    head_dim)."""
+    """Make a view of the first `keys` keys of a tensor of `_tensor`, shape (batch, heads, n, head_dim)."""
     batch, heads, n, width = shape
     row = ggml["ggml_row_size"](TYPES[kind], width)  # bytes
     return ggml["ggml_view_4d"](context, tensor, width, keys, heads, batch, row, row * n, row * n * heads, 0)

@@ -39,32 +39,23 @@ def transformers_sdpa(q, k, v, causal=False, scale=None, mask=None):
 
 
 def diffusers_native(q, k, v, causal=False, scale=None, mask=None):
-    """Call diffusers' dispatch_attention_fn with its backend "native".
-
-    Raises:
-        NotImplementedError: causal with n_q unlike n_kv, or with another mask.
-    """
+    """Call diffusers' dispatch_attention_fn with its backend "native"; causal with n_q unlike n_kv, or with another
+    mask, raises NotImplementedError."""
     from diffusers.models.attention_dispatch import attention_backend, dispatch_attention_fn
 
     if causal and (q.shape[2] != k.shape[2] or mask is not None):
         raise NotImplementedError(
             "diffusers' causal mask goes with no other, and is aligned top-left; accepted are as many queries as keys"
         )
-    shared_heads = q.shape[1] != k.shape[1]
+    options = dict(attn_mask=in_4_dims(mask), is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     with attention_backend("native"):
-        o = dispatch_attention_fn(
-            *map(swapped, (q, k, v)), attn_mask=in_4_dims(mask), is_causal=causal, scale=scale, enable_gqa=shared_heads
-        )
-    return swapped(o)
+        return swapped(dispatch_attention_fn(*map(swapped, (q, k, v)), **options))
 
 
 @accepts()
 def diffusers_written_out(q, k, v, causal=False, scale=None):
-    """Compute attention as diffusers' AttnProcessor does: Attention.get_attention_scores, then torch.bmm with V.
-
-    Raises:
-        NotImplementedError: causal.
-    """
+    """Compute attention as diffusers' AttnProcessor does: Attention.get_attention_scores, then torch.bmm with V. causal
+    raises NotImplementedError."""
     from diffusers.models.attention_processor import Attention
 
     if causal:

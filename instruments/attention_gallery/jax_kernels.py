@@ -1,10 +1,17 @@
-"""The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's."""
+"""Attention in JAX: jax.nn.dot_product_attention, compiled by XLA, or cuDNN's; ringattention (Large World Model), on a
+ring of one device; flash-attention-jax (lucidrains), whose tiles are 1,024 queries and 1,024 keys; and tokamax (Google
+DeepMind), by the implementation that never holds all of S."""
 
+import importlib.util
 from functools import cache, partial
+from importlib.metadata import files
 
 import torch
 
-from attention_gallery.adapters import accepts, in_4_dims, only_dtypes, seen, swapped, through_jax, to_jax
+from attention_gallery import adapters
+from attention_gallery.adapters import accepts, in_4_dims, only_default_scale, repeated, seen, swapped, through_jax
+
+RING_CHUNK = 512  # of queries and of keys, as the README of ringattention calls it
 
 
 @cache
@@ -23,7 +30,7 @@ def _call(q, k, v, causal, scale, mask, implementation):
     own = causal and mask is None and q.shape[2] == k.shape[2]
     mask = None if own else seen(q, k, causal, mask)
     full = in_4_dims(mask)  # (batch, heads, n_q, n_kv), each of the first two also 1
-    array = None if full is None else to_jax(full)
+    array = None if full is None else adapters.to_jax(full)
     mask_and_bias = (array, None) if mask is None or mask.dtype == torch.bool else (None, array)
     return through_jax(partial(_dot_product(own, scale, implementation), *mask_and_bias), q, k, v)
 
@@ -33,7 +40,7 @@ def jax_dot_product(q, k, v, causal=False, scale=None, mask=None):
     """Call jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs'
     format."""
     if q.device.type == "cpu":
-        only_dtypes(q, (torch.bfloat16, torch.float32), "jax.nn.dot_product_attention on CPU")
+        adapters.only_dtypes(q, (torch.bfloat16, torch.float32), "jax.nn.dot_product_attention on CPU")
     return _call(q, k, v, causal, scale, mask, "xla")
 
 
@@ -41,3 +48,103 @@ def jax_dot_product(q, k, v, causal=False, scale=None, mask=None):
 def jax_cudnn(q, k, v, causal=False, scale=None):
     """Call jax.nn.dot_product_attention(implementation="cudnn"), on CUDA alone."""
     return _call(q, k, v, causal, scale, None, "cudnn")
+
+
+@cache
+def _ringattention():
+    """Import ringattention_jax.py alone: the package's __init__ asks for jax.lib.xla_bridge, which JAX removed."""
+    (path,) = (file.locate() for file in files("ringattention") or () if file.name == "ringattention_jax.py")
+    spec = importlib.util.spec_from_file_location("ringattention_jax", path)
+    assert spec is not None and spec.loader is not None  # of a file that is there
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _ring(causal, float32_logits, shape, n_kv, dtype):
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, PartitionSpec
+
+    batch, _, n_q, _ = shape
+    chunks = [RING_CHUNK if n % RING_CHUNK == 0 else n for n in (n_q, n_kv)]
+    settings = dict(
+        causal_block_size=1 if causal else None, deterministic=True, dropout_rng=None, attn_pdrop=0.0,
+        query_chunk_size=chunks[0], key_chunk_size=chunks[1], dtype=dtype, precision=None, prevent_cse=True,
+        policy=jax.checkpoint_policies.nothing_saveable,
+    )  # fmt: skip
+    bias = jnp.zeros((batch, 1, 1, n_kv), dtype)
+
+    def on_one_device(q, k, v):
+        return _ringattention().ring_attention(q, k, v, bias, None, None, "sp", float32_logits, settings)
+
+    everywhere = PartitionSpec()
+    ring = jax.shard_map(
+        on_one_device, mesh=Mesh(jax.devices("cpu")[:1], ("sp",)), in_specs=everywhere, out_specs=everywhere,
+        check_vma=False,
+    )  # fmt: skip
+    return jax.jit(lambda q, k, v: swapped(ring(*map(swapped, (q, k, v)))))
+
+
+def _call_ring(q, k, v, causal, scale, float32_logits):
+    if causal and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("ringattention aligns its causal mask top-left; it needs as many queries as keys")
+    only_default_scale(q, scale, "ringattention")
+    dtype = f"{q.dtype}".removeprefix("torch.")
+    k, v = repeated(q, k, v)
+    return through_jax(_ring(causal, float32_logits, tuple(q.shape), k.shape[2], dtype), q, k, v)
+
+
+def ring_fp32_logits(q, k, v, causal=False, scale=None):
+    """Call ringattention with float32_logits=True: Q and K become FP32 first, and so do all sums that it carries."""
+    return _call_ring(q, k, v, causal, scale, True)
+
+
+def ring_16_bit_logits(q, k, v, causal=False, scale=None):
+    """Call ringattention with float32_logits=False: S, P and the sums carried between chunks are in the inputs'
+    format."""
+    return _call_ring(q, k, v, causal, scale, False)
+
+
+@cache
+def _flash(causal):
+    import flash_attention_jax as flash
+    import jax.numpy as jnp
+
+    if causal:
+        return flash.causal_flash_attention
+    return lambda q, k, v: flash.flash_attention(q, k, v, jnp.ones((k.shape[0], k.shape[2]), bool))
+
+
+def flash_attention_jax(q, k, v, causal=False, scale=None):
+    """Call flash_attention_jax.flash_attention with a mask of keys that hides none, or causal_flash_attention. It is
+    wrong where n is no multiple of its tiles: a slice that would pass the end of K begins earlier instead, so keys
+    count twice. Causal with more queries than keys, another scale than the default and FP64 raise
+    NotImplementedError."""
+    if causal and q.shape[2] > k.shape[2]:
+        raise NotImplementedError("flash-attention-jax has no causal mask for more queries than keys")
+    only_default_scale(q, scale, "flash-attention-jax")
+    return through_jax(_flash(causal), q, *repeated(q, k, v))
+
+
+@cache
+def _chunked(causal, scale, n_q, n_kv):
+    import jax
+    from absl import flags
+    from tokamax import dot_product_attention
+
+    if not flags.FLAGS.is_parsed():  # or tokamax takes the arguments of this process for its own
+        flags.FLAGS(["tokamax"])
+
+    own = causal and n_q == n_kv  # is_causal aligns top-left, so other lengths get a mask
+    mask = adapters.to_jax(adapters.visible(n_q, n_kv))[None, None] if causal and not own else None
+
+    options = dict(mask=mask, scale=scale, is_causal=own, implementation="xla_chunked")
+    return jax.jit(lambda q, k, v: swapped(dot_product_attention(*map(swapped, (q, k, v)), **options)))
+
+
+@accepts((torch.bfloat16, torch.float32), "tokamax on CPU")
+def tokamax_chunked(q, k, v, causal=False, scale=None):
+    """Call tokamax.dot_product_attention(implementation="xla_chunked"): tiles of 512 queries and 1,024 keys."""
+    return through_jax(_chunked(causal, scale, q.shape[2], k.shape[2]), q, k, v)

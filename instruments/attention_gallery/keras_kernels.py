@@ -23,18 +23,13 @@ def _layer(head_dim, dtype):
 
 
 def keras_written_out(q, k, v, causal=False, scale=None, mask=None):
-    """Call MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True.
-
-    Raises:
-        NotImplementedError: another scale than the default, a mask that is added, or another backend of Keras.
-    """
+    """Call MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True. Another
+    scale than the default, a mask that is added and another backend of Keras raise NotImplementedError."""
     only_default_scale(q, scale, "Keras")
     layer = _layer(q.shape[3], f"{q.dtype}".removeprefix("torch."))
     mask = seen(q, k, causal, mask)
     if mask is not None and mask.dtype != torch.bool:
         raise NotImplementedError(f"Keras takes a boolean mask alone; this one is {mask.dtype}".replace("torch.", ""))
-    k, v = repeated(q, k, v)
-    o, _ = layer._compute_attention(
-        *map(swapped, (q, k, v)), attention_mask=in_4_dims(mask), return_attention_scores=True
-    )
+    tensors = map(swapped, (q, *repeated(q, k, v)))
+    o, _ = layer._compute_attention(*tensors, attention_mask=in_4_dims(mask), return_attention_scores=True)
     return swapped(o)

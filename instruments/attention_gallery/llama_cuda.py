@@ -9,7 +9,7 @@ time; compile_cuda stores them.
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, without_gradients
-from attention_gallery.catalogue import pinned
+from attention_gallery.catalogue import cuda_template, pinned
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
 from ptx_machine.memory import NANS
@@ -29,20 +29,10 @@ from ptx_machine.sources import unpacked
 LLAMA_CPP = pinned("llama-cpp-python", "0.3.36")
 FLAGS = ("-use_fast_math", "-extended-lambda")  # CMakeLists.txt, line 199
 ADA = 89
-WARP = 32
 BLOCK = 32  # values that share a scale in q8_0 and q4_0
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
-SOURCE = """{includes}
-const void * chosen[] = {{{kernels}}};
-extern "C" __device__ int configuration[] = {{{configuration}}};
-"""
-STORE = """#include "common.cuh"
-#include "cpy-utils.cuh"
-extern "C" __global__ void store(const float * values, block_{kind} * blocks, long long count) {{
-    const long long i = blockIdx.x * (long long) blockDim.x + threadIdx.x;
-    if (i < count) quantize_f32_{kind}_block(values + {block} * i, blocks + i);
-}}
-"""
+SOURCE = cuda_template("llama.cu", "78f11c989332a7b6")
+STORE = cuda_template("llama_store.cu", "538ba580c293e7ca")
 PADDED = 256  # keys that the cache grows by (src/llama-kv-cache.cpp, line 1265), also FATTN_KQ_STRIDE
 PROMPT = 512  # queries of a call: n_ubatch, llama.cpp's default and llama-cpp-python's (llama_cpp/llama.py, line 77)
 SPARE = 64  # the most queries of a tile
@@ -50,6 +40,7 @@ MANY = 1024  # queries from which each tile of them learns first how many keys i
 WIDTHS = {  # kernel -> its head_dims, where all heads of Q, K and V have one
     "mma": (64, 80, 96, 112, 128, 256), "vec": (64, 128, 256), "tile": (40, 64, 72, 80, 96, 112, 128, 256),
 }  # fmt: skip
+_kernel = cache(Kernel)
 STORING = 256  # threads of a block that stores values in the cache (set-rows.cu)
 
 
@@ -58,113 +49,66 @@ class Kernels:
     """An attention kernel and those that its launch brings along.
 
     Attributes:
-        text: the PTX.
-        gpu: the GPU.
-        name: a part of the attention kernel's name.
-        rows: queries of a block, ncols1.
-        heads: heads of Q that share K and V in a block, ncols2.
-        streams: whether blocks share out the keys evenly (stream-k), and not each a fixed part of them.
-        head_dim: of Q, K and V.
+        text: the PTX. name: a part of the attention kernel's name. gpu: where they run.
+        rows, heads: of a block, its queries (ncols1), and the heads of Q that share K and V (ncols2).
+        threads: of a block. keys: of a tile. shared: bytes of dynamic shared memory of a block.
+        most: blocks that the GPU holds at once.
     """
 
     text: str
-    gpu: GPU
     name: str
+    gpu: GPU
     rows: int
     heads: int
-    streams: bool
-    head_dim: int
+    threads: int
+    keys: int
+    shared: int
+    most: int
 
-    @cache  # noqa: B019 - few of them, and they live as long as the process
-    def kernel(self, name: str) -> Kernel:
-        """Return the kernel whose name contains `name`."""
-        return Kernel(self.text, name, gpu=self.gpu)
-
-    @cached_property
-    def configuration(self) -> list[int]:
-        """The numbers that SOURCE asks for: threads of a block, keys of a tile, then those of the shared memory."""
-        return self.kernel(self.name).variable("configuration").view(np.int32).tolist()
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.configuration[0]
-
-    @property
-    def keys(self) -> int:
-        """Keys of a tile, by which the keys are shared out."""
-        return self.configuration[1]
-
-    @cached_property
-    def shared(self) -> int:
-        """Bytes of dynamic shared memory: ggml_cuda_flash_attn_ext_mma_f16_case in fattn-mma-f16.cuh, none else."""
-        if not self.streams:
-            return 0
-        threads, keys, k2, v2, combined, stages = self.configuration
-        columns, swizzled = self.rows * self.heads, k2 % 32 == v2 % 32 == 0
-        k_row, v_row = (width if swizzled else width + 4 for width in (k2, v2))
-        pipelined = self.heads >= 2 and stages > 1
-        tiles = keys * (k_row + v_row if pipelined else max(k_row, v_row))
-        mask = self.rows * (keys // 2 + 4)
-        parts = threads // WARP * min(columns, 16) * (combined + 4)
-        return 4 * max(parts, columns * (self.head_dim // 2 + 4), tiles + mask)
-
-    @cached_property
-    def occupancy(self) -> int:
-        """How many blocks a multiprocessor holds: cudaOccupancyMaxActiveBlocksPerMultiprocessor."""
-        return occupancy(self.text, self.kernel(self.name).entry.name, self.threads, self.shared, self.gpu)
-
-
-def mma_kernels(head_dim: int, rows: int, heads: int, gpu: GPU) -> Kernels:
-    """Compile flash_attn_ext_f16 of fattn-mma-f16.cuh and the kernels that mend tiles which blocks share."""
-    columns = f"{head_dim}, {rows}, {heads}"
-    names = (
-        f"flash_attn_ext_f16<{head_dim}, {columns}, false, false, false>",
-        f"flash_attn_stream_k_fixup_uniform<{columns}>", f"flash_attn_stream_k_fixup_general<{columns}>",
-        f"flash_attn_mask_to_KV_max<{rows}>",
-    )  # fmt: skip
-    config = f"ggml_cuda_fattn_mma_get_config_ampere({head_dim}, {head_dim}, {rows * heads})"
-    fields = "nthreads nbatch_fa nbatch_K2 nbatch_V2 nbatch_combine nstages_target".split()
-    text = _compiled("fattn-mma-f16.cuh", names, [f"{config}.{field}" for field in fields])
-    return _kernels(text, gpu, "flash_attn_ext_f16", rows, heads, True, head_dim)
-
-
-def vec_kernels(head_dim: int, kind: str, gpu: GPU) -> Kernels:
-    """Compile flash_attn_ext_vec of fattn-vec.cuh for one query of a call and a cache of "F16", "q8_0" or "q4_0"."""
-    kind = f"GGML_TYPE_{kind.upper()}"
-    names = (
-        f"flash_attn_ext_vec<{head_dim}, 1, {kind}, {kind}, false>", f"flash_attn_combine_results<{head_dim}>",
-        "flash_attn_mask_to_KV_max<1>",
-    )  # fmt: skip
-    text = _compiled("fattn-vec.cuh", names, ["128", f"{head_dim}"])
-    return _kernels(text, gpu, "flash_attn_ext_vec", 1, 1, False, head_dim)
-
-
-def tile_kernels(head_dim: int, rows: int, heads: int, gpu: GPU) -> Kernels:
-    """Compile flash_attn_tile of fattn-tile.cuh, which has no tensor cores."""
-    columns = f"{head_dim}, {head_dim}, {rows * heads}"
-    names = (
-        f"flash_attn_tile<{head_dim}, {head_dim}, {rows}, {heads}, false>", f"flash_attn_combine_results<{head_dim}>",
-        f"flash_attn_mask_to_KV_max<{rows}>",
-    )  # fmt: skip
-    config = f"ggml_cuda_fattn_tile_get_config_nvidia_fp16({columns})"
-    text = _compiled("fattn-tile.cuh", names, [f"int({config} & 1023)", f"int({config} >> 14 & 511)"])
-    return _kernels(text, gpu, "flash_attn_tile", rows, heads, False, head_dim)
+    def __getitem__(self, name: str) -> Kernel:
+        """The kernel whose name contains `name`."""
+        return _kernel(self.text, name, gpu=self.gpu)
 
 
 @cache
-def storing_kernel(kind: str, gpu: GPU) -> Kernel:
-    """Compile a kernel that stores FP32 values in a KV cache of "q8_0" or "q4_0" by ggml's own function of
-    cpy-utils.cuh, as set-rows.cu does: store(values, blocks, number of blocks)."""
-    return Kernel(_ptx(STORE.format(kind=kind, block=BLOCK)), "store", gpu=gpu)
+def compiled(kernel: str, head_dim: int, rows: int, heads: int, kind: str, gpu: GPU) -> Kernels:
+    """Compile an attention kernel: "mma", flash_attn_ext_f16 of fattn-mma-f16.cuh; "vec", for one query of a call;
+    "tile", which has no tensor cores. kind: of the cache, for "vec" "F16", "q8_0" or "q4_0"."""
+    d, columns, kind = head_dim, rows * heads, f"GGML_TYPE_{kind.upper()}"
+    name, instance, others = {
+        "mma": (
+            "flash_attn_ext_f16", f"{d}, {d}, {rows}, {heads}, false, false, false",
+            [f"flash_attn_stream_k_fixup_{how}<{d}, {rows}, {heads}>" for how in ("uniform", "general")],
+        ),
+        "vec": ("flash_attn_ext_vec", f"{d}, 1, {kind}, {kind}, false", [f"flash_attn_combine_results<{d}>"]),
+        "tile": ("flash_attn_tile", f"{d}, {d}, {rows}, {heads}, false", [f"flash_attn_combine_results<{d}>"]),
+    }[kernel]  # fmt: skip
+    names = [f"{name}<{instance}>", *others, f"flash_attn_mask_to_KV_max<{rows}>"]
+    mma = f"ggml_cuda_fattn_mma_get_config_ampere({d}, {d}, {columns})"
+    tile = f"ggml_cuda_fattn_tile_get_config_nvidia_fp16({d}, {d}, {columns})"
+    fields = "nthreads nbatch_fa nbatch_K2 nbatch_V2 nbatch_combine nstages_target".split()
+    configuration = {  # threads of a block, keys of a tile; then what shared memory depends on
+        "mma": [f"{mma}.{field}" for field in fields], "vec": ["128", f"{d}"],
+        "tile": [f"int({tile} & 1023)", f"int({tile} >> 14 & 511)"],
+    }[kernel]  # fmt: skip
+    header = "fattn-mma-f16.cuh" if kernel == "mma" else f"fattn-{kernel}.cuh"
+    kernels = ", ".join(f"(const void *) {each}" for each in names)
+    text = _ptx(SOURCE.substitute(header=header, kernels=kernels, configuration=", ".join(configuration)))
+    attention = _kernel(text, name, gpu=gpu)
+    threads, keys, *numbers = attention.variable("configuration").view(np.int32).tolist()
+    shared = _shared(d, rows, heads, threads, keys, *numbers) if numbers else 0
+    resident = occupancy(text, attention.entry.name, threads, shared, gpu)
+    return Kernels(text, name, gpu, rows, heads, threads, keys, shared, resident * gpu.processors)
 
 
-_kernels = cache(Kernels)
-
-
-def _compiled(header: str, names: tuple[str, ...], configuration: list[str]) -> str:
-    kernels = ", ".join(f"(const void *) {name}" for name in names)
-    return _ptx(SOURCE.format(includes=f'#include "{header}"', kernels=kernels, configuration=", ".join(configuration)))
+def _shared(head_dim, rows, heads, threads, keys, k2, v2, combined, stages):
+    """Bytes of dynamic shared memory: ggml_cuda_flash_attn_ext_mma_f16_case in fattn-mma-f16.cuh."""
+    columns, swizzled = rows * heads, k2 % 32 == v2 % 32 == 0
+    k_row, v_row = (width if swizzled else width + 4 for width in (k2, v2))
+    pipelined = heads >= 2 and stages > 1
+    tiles = keys * (k_row + v_row if pipelined else max(k_row, v_row))
+    parts = threads // 32 * min(columns, 16) * (combined + 4)
+    return 4 * max(parts, columns * (head_dim // 2 + 4), tiles + rows * (keys // 2 + 4))
 
 
 @cache
@@ -174,22 +118,22 @@ def _ptx(text: str) -> str:
     return compile_cuda(text, include=include, flags=FLAGS)
 
 
-def blocks_of_streams(tiles: int, of_keys: int, most: int, gpu: GPU) -> int:
+def blocks_of_streams(tiles: int, of_keys: int, kernels: Kernels) -> int:
     """Compute the number of blocks that share out all tiles and keys evenly; as many as tiles: no sharing."""
-    if gpu.capability < ADA and 100 * tiles // (most * -(-tiles // most)) >= 75:
+    if kernels.gpu.capability < ADA and 100 * tiles // (kernels.most * -(-tiles // kernels.most)) >= 75:
         return tiles
-    blocks = min(most, of_keys * tiles)
+    blocks = min(kernels.most, of_keys * tiles)
     even = blocks // tiles * tiles
     return even if even and 100 * (blocks - even) // blocks <= 5 else blocks
 
 
-def parts_of_keys(tiles: int, of_keys: int, occupancy: int, gpu: GPU) -> int:
+def parts_of_keys(tiles: int, of_keys: int, kernels: Kernels) -> int:
     """Compute into how many parts the keys are cut."""
-    first, wave = min(occupancy, of_keys), gpu.processors * occupancy
+    first = min(kernels.most // kernels.gpu.processors, of_keys)
     parts, best, best_waves = first, 0, 0
     for count in range(first, of_keys + 1):
-        waves = -(-tiles * count // wave)
-        efficiency = 100 * tiles * count // (waves * wave)
+        waves = -(-tiles * count // kernels.most)
+        efficiency = 100 * tiles * count // (waves * kernels.most)
         if best >= 95 and waves > best_waves:
             break
         if efficiency > best:
@@ -211,15 +155,14 @@ class LlamaCuda:
     Attributes:
         cache: the type of K and V in the cache: "F16", "q8_0" or "q4_0".
         kernel: "mma", "vec" or "tile"; None is what ggml_cuda_get_best_fattn_kernel (fattn.cu) chooses.
-        queries: the most queries of a call, where the mask is causal; without, llama.cpp wants all in one call.
-        decodes: whether each call has one query, causal or not.
+        decodes: whether each call has one query, causal or not. Else a call has PROMPT queries where the mask is
+            causal; without, llama.cpp wants all in one call.
         crowded: whether a block of fattn-mma-f16 works on all keys of its queries, as in a call with many heads; else
             blocks share the keys out where the call alone does not fill the GPU.
     """
 
     cache: str = "F16"
     kernel: str | None = None
-    queries: int = PROMPT
     decodes: bool = False
     crowded: bool = False
 
@@ -227,20 +170,9 @@ class LlamaCuda:
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *,
         gpu: str | GPU = "A100",
     ) -> Tensor:  # fmt: skip
-        """Compute attention.
-
-        Args:
-            q, k, v: (batch, heads, n, head_dim) in FP16, with a quantised cache also BF16, which is stored from FP32.
-            causal: whether a query sees no later keys, aligned bottom-right.
-            scale: None is 1 / sqrt(head_dim).
-            gpu: a GPU, or its name.
-
-        Returns:
-            o: (batch, heads, n_q, head_dim), FP32 rounded to q's dtype.
-
-        Raises:
-            NotImplementedError: llama.cpp does not have this dtype, head_dim or gradient, or a query sees no key.
-        """
+        """Compute o (batch, heads, n_q, head_dim), FP32 rounded to q's dtype, of q, k, v (batch, heads, n, head_dim) in
+        FP16, with a quantised cache also BF16, which is stored from FP32. Refused: a dtype, head_dim or gradient that
+        llama.cpp does not have, and a query that sees no key. gpu: a GPU, or its name."""
         if self.cache == "F16":
             only_dtypes(q, (torch.float16,), "llama.cpp's KV cache (its kernels convert BF16, fattn.cu, line 522)")
         only_dtypes(q, (torch.float16, torch.bfloat16), f"llama.cpp's KV cache of {self.cache} here")
@@ -248,11 +180,10 @@ class LlamaCuda:
         if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise NotImplementedError("llama.cpp wants one head_dim for Q, K and V here, and heads that share K evenly")
         batch, n_q, n_kv, gpu = q.shape[0], q.shape[2], k.shape[2], GPU.of(gpu)
-        size = n_kv + -n_kv % PADDED
         rows = [_stored(x, self.cache, gpu) for x in (k, v)]
-        caches = [x.new_zeros(batch, size, *x.shape[2:]) for x in rows]  # (batch, size, heads_kv, head_dim or bytes)
+        caches = [x.new_zeros(batch, n_kv + -n_kv % PADDED, *x.shape[2:]) for x in rows]  # heads_kv, head_dim or bytes
         outputs, filled = [], 0
-        for which, keys in calls_of(n_q, n_kv, 1 if self.decodes else self.queries if causal else n_q, causal):
+        for which, keys in calls_of(n_q, n_kv, 1 if self.decodes else PROMPT if causal else n_q, causal):
             for stored, x in zip(caches, rows):  # unused places stay zero, as in llama.cpp's cache
                 stored[:, filled:keys] = x[:, filled:keys]
             filled = keys
@@ -269,25 +200,17 @@ class LlamaCuda:
             raise NotImplementedError(f"llama.cpp's {kernel} kernel has head_dim {WIDTHS[kernel]}; {d} came")
         if kernel != "vec" and self.cache != "F16":
             caches = [_halved(x, self.cache) for x in caches]  # launch_fattn converts them, need_f16_K and need_f16_V
-        if kernel == "mma":
-            kernels = mma_kernels(d, *_columns_mma(n_q, heads // heads_kv), gpu)
-        elif kernel == "tile":
-            kernels = tile_kernels(d, *_columns_tile(n_q, heads // heads_kv), gpu)
-        else:
-            kernels = vec_kernels(d, self.cache, gpu)
-        return _launch(kernels, q, caches, mask, scale, gpu, self.crowded)
+        kind = self.cache if kernel == "vec" else "F16"
+        kernels = compiled(kernel, d, *_columns(kernel, n_q, heads // heads_kv), kind, gpu)
+        return _launch(kernels, q, caches, mask, scale, self.crowded)
 
 
 def chosen(shared: int, n_q: int, head_dim: int, cache: str, gpu: GPU) -> str:
-    """Choose the kernel, as ggml_cuda_get_best_fattn_kernel of fattn.cu does with a padded cache, a mask and one
-    sequence, for a GPU from Ampere on: "mma", "vec" or "tile".
+    """Choose "mma", "vec" or "tile", as ggml_cuda_get_best_fattn_kernel of fattn.cu does with a padded cache, a mask
+    and one sequence, for a GPU from Ampere on.
 
     Args:
-        shared: heads of Q that share one of K and V.
-        n_q: queries of a call.
-        head_dim: of Q, K and V.
-        cache: the type of K and V in the cache.
-        gpu: the GPU.
+        shared: heads of Q that share one of K and V. n_q: queries of a call. cache: its type of K and V.
     """
     if head_dim in (40, 72):
         return "tile"
@@ -301,45 +224,43 @@ def chosen(shared: int, n_q: int, head_dim: int, cache: str, gpu: GPU) -> str:
     return "vec" if shared == n_q == 1 else "mma"
 
 
-def _columns_mma(n_q: int, shared: int) -> tuple[int, int]:
-    """Queries and heads of a block: ggml_cuda_flash_attn_ext_mma_f16_switch_ncols2 and _ncols1 in fattn.cu."""
-    heads = 8 if shared > 4 else 4 if shared > 2 else 2 if shared > 1 else 1
-    return next(columns for columns in (8, 16, 32, 64) if n_q <= columns // heads or columns == 64) // heads, heads
+def _columns(kernel: str, n_q: int, shared: int) -> tuple[int, int]:
+    """Queries and heads of a block: ggml_cuda_flash_attn_ext_mma_f16_switch_ncols2 and _ncols1 in fattn.cu;
+    launch_fattn_tile_switch_ncols2 and _ncols1 in fattn-tile.cuh."""
+    if kernel == "vec":
+        return 1, 1
+    if kernel == "mma":
+        heads, sizes = 8 if shared > 4 else 4 if shared > 2 else 2 if shared > 1 else 1, (8, 16, 32, 64)
+    else:
+        few = shared > 4 or n_q <= 16
+        heads = next(count for count in (8, 4, 2, 1) if shared % count == 0) if few else 1
+        sizes = [columns for columns in (2, 4, 8, 16, 32) if columns >= heads]
+    return next(columns for columns in sizes if n_q <= columns // heads or columns == sizes[-1]) // heads, heads
 
 
-def _columns_tile(n_q: int, shared: int) -> tuple[int, int]:
-    """Queries and heads of a block: launch_fattn_tile_switch_ncols2 and _ncols1 in fattn-tile.cuh."""
-    few = shared > 4 or n_q <= 16
-    heads = next(count for count in (8, 4, 2, 1) if shared % count == 0) if few else 1
-    smallest = max(heads, 2)
-    sizes = [columns for columns in (2, 4, 8, 16, 32) if columns >= smallest]
-    return next(columns for columns in sizes if n_q <= columns // heads or columns == 32) // heads, heads
-
-
-def _launch(kernels: Kernels, q: Tensor, caches: list[Tensor], mask: Tensor, scale: float, gpu: GPU, crowded: bool):
+def _launch(kernels: Kernels, q: Tensor, caches: list[Tensor], mask: Tensor, scale: float, crowded: bool) -> Tensor:
     """Launch an attention kernel and what belongs to it: launch_fattn in fattn-common.cuh."""
     (batch, n_q, heads, d), heads_kv, n_kv = q.shape, caches[0].shape[2], mask.shape[-1]
     of_rows, of_heads = -(-n_q // kernels.rows), -(-heads // heads_kv // kernels.heads)
     tiles, of_keys = of_rows * of_heads * heads_kv * batch, -(-n_kv // kernels.keys)
+    streams = kernels.name == "flash_attn_ext_f16"  # blocks share out the keys evenly; else each has a fixed part
     o = torch.full((batch, n_q, heads, d), math.nan)
     out, meta, counts, parts = o, None, None, 1
     if n_q >= MANY or batch > 1:
         counts = torch.full((of_rows * batch,), -1, dtype=torch.int32)
         strides = mask.stride(2) // 2, mask.stride(0) // 2  # in pairs
-        grid = of_rows, batch
-        kernels.kernel("flash_attn_mask_to_KV_max")(grid, (PADDED // 2,), 0, mask, counts, n_kv // PADDED, *strides)
-    if kernels.streams:
-        most = kernels.occupancy * gpu.processors
-        blocks = tiles if crowded else blocks_of_streams(tiles, of_keys, most, gpu)
-        grid = (blocks,)
-        if tiles % blocks:
-            meta = torch.full((blocks * kernels.rows * kernels.heads * (2 + d // 2), 2), math.nan)
+        kernels["flash_attn_mask_to_KV_max"](
+            (of_rows, batch), (PADDED // 2,), 0, mask, counts, n_kv // PADDED, *strides
+        )
+    if streams:
+        grid = (tiles if crowded else blocks_of_streams(tiles, of_keys, kernels),)
+        if tiles % grid[0]:
+            meta = torch.full((grid[0] * kernels.rows * kernels.heads * (2 + d // 2), 2), math.nan)
     else:
-        parts = parts_of_keys(tiles, of_keys, kernels.occupancy, gpu)
+        parts = parts_of_keys(tiles, of_keys, kernels)
         grid = of_rows, parts, of_heads * heads_kv * batch
         if parts > 1:
-            out = torch.full((batch, n_q, heads, parts, d), math.nan)
-            meta = torch.full((batch, n_q, heads, parts, 2), math.nan)
+            out, meta = (torch.full((batch, n_q, heads, parts, width), math.nan) for width in (d, 2))
     arguments: list[Any] = [q, *caches, mask, None, counts, out, meta]
     arguments += [scale, 0.0, 1.0, 1.0, 1 << int(math.log2(heads)), 0.0]  # no ALiBi, no softcap
     arguments += [d, divisor(n_q), heads, batch, *_bytes(q)]
@@ -347,27 +268,27 @@ def _launch(kernels: Kernels, q: Tensor, caches: list[Tensor], mask: Tensor, sca
     arguments += [n_q, 1, batch, 2 * mask.stride(2), 2 * mask.stride(1), 2 * mask.stride(0)]
     # tiles of V read a little behind their last row, where head_dim is no multiple of 64, and drop what they read
     unwritten = None if d % 64 == 0 else NANS
-    block = 32, kernels.threads // 32
-    kernels.kernel(kernels.name)(grid, block, kernels.shared, *arguments, unwritten=unwritten)
-    if kernels.streams:
-        _mend(kernels, o, meta, grid[0], (tiles, of_rows, of_heads, of_keys), heads_kv)
+    kernels[kernels.name](grid, (32, kernels.threads // 32), kernels.shared, *arguments, unwritten=unwritten)
+    if streams:
+        _mend(kernels, o, meta, grid[0], (of_keys, of_rows, of_heads, heads_kv))
     elif parts > 1:
-        kernels.kernel("flash_attn_combine_results")((n_q, heads, batch), (d,), 8 * parts, out, meta, o, parts)
+        kernels["flash_attn_combine_results"]((n_q, heads, batch), (d,), 8 * parts, out, meta, o, parts)
     return o
 
 
-def _mend(kernels: Kernels, o: Tensor, meta: Tensor | None, blocks: int, counts: tuple, heads_kv: int) -> None:
-    """Combine the parts of tiles that several blocks worked on."""
-    (_, n_q, heads, d), (tiles, of_rows, of_heads, of_keys) = o.shape, counts
-    shared, grid = heads // heads_kv, (kernels.rows, kernels.heads)
+def _mend(kernels: Kernels, o: Tensor, meta: Tensor | None, blocks: int, counts: tuple[int, ...]) -> None:
+    """Combine the parts of tiles that several blocks worked on. counts: of the tiles of keys, rows and heads, and of
+    the heads of K."""
+    (batch, n_q, heads, d), (of_keys, of_rows, of_heads, heads_kv) = o.shape, counts
+    tiles, shared, grid = of_rows * of_heads * heads_kv * batch, heads // heads_kv, (kernels.rows, kernels.heads)
+    by = of_rows * of_heads * heads_kv, of_rows * of_heads, of_rows
     if blocks % tiles == 0 and blocks > tiles:
-        by = of_rows * of_heads * heads_kv, of_rows * of_heads, of_rows
         numbers = n_q, heads, heads_kv, blocks, shared, blocks // tiles
-        fixup = kernels.kernel("flash_attn_stream_k_fixup_uniform")
+        fixup = kernels["flash_attn_stream_k_fixup_uniform"]
         fixup((tiles, *grid), (d,), 0, o, meta, *numbers, *map(divisor, by))
     elif tiles % blocks:
-        by = of_keys * of_rows * of_heads * heads_kv, of_keys * of_rows * of_heads, of_keys * of_rows, of_keys
-        fixup = kernels.kernel("flash_attn_stream_k_fixup_general")
+        by = *(of_keys * number for number in by), of_keys
+        fixup = kernels["flash_attn_stream_k_fixup_general"]
         fixup((blocks, *grid), (d,), 0, o, meta, n_q, heads, shared, of_keys * tiles, *map(divisor, by))
 
 
@@ -391,7 +312,8 @@ def _mask(batch: int, n_q: int, n_kv: int, causal: bool) -> Tensor:
 
 
 def _stored(x: Tensor, cache: str, gpu: GPU) -> Tensor:
-    """Store x (batch, heads, n, head_dim) in a cache's type: (batch, n, heads, head_dim) FP16, or bytes for it."""
+    """Store x (batch, heads, n, head_dim) in a cache's type: (batch, n, heads, head_dim) FP16, or bytes for it, by
+    ggml's own function of cpy-utils.cuh, as set-rows.cu does."""
     x = x.detach().float().transpose(1, 2).contiguous()
     if cache == "F16":
         return x.half()
@@ -399,7 +321,8 @@ def _stored(x: Tensor, cache: str, gpu: GPU) -> Tensor:
         raise NotImplementedError(f"ggml quantises blocks of {BLOCK} values: head_dim is {x.shape[-1]}, no multiple")
     blocks = x.numel() // BLOCK
     data = torch.zeros(blocks * BLOCK_BYTES[cache], dtype=torch.uint8)
-    storing_kernel(cache, gpu)((-(-blocks // STORING),), (STORING,), 0, x, data, blocks)
+    store = _kernel(_ptx(STORE.substitute(kind=cache, block=BLOCK)), "store", gpu=gpu)
+    store((-(-blocks // STORING),), (STORING,), 0, x, data, blocks)
     return data.view(*x.shape[:3], -1)
 
 

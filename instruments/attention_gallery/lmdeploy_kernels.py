@@ -2,16 +2,14 @@
 `lmdeploy_prefill`, `lmdeploy_decode_int8`, `lmdeploy_decode_int4`."""
 
 import logging
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import HALF, Kernel, accepts, from_tokens, lengths, queries_at_a_time, starts, tokens
+from attention_gallery.adapters import HALF, Kernel, accepts, from_tokens, lengths, page_table, starts, tokens
 from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
 
@@ -20,16 +18,21 @@ FOLDER = "lmdeploy/pytorch/kernels/cuda"
 LMDEPLOY = pinned("lmdeploy", "0.18.0")
 PAGE = 64  # keys of a page: block_size in messages.py, line 557
 Policy = IntEnum("QuantPolicy", {"NONE": 0, "INT4": 4, "INT8": 8, "FP8": 16, "FP8_E5M2": 17, "TURBO_QUANT": 42})
-ACCEPTED: dict[str, Any] = dict(dtypes=HALF, named="LMDeploy", no_gradients="LMDeploy's kernels have no gradients")
+accepted = partial(accepts, HALF, "LMDeploy", no_gradients="LMDeploy's kernels have no gradients")
 
 
 def _decoding(policy: Policy) -> Kernel:
     """Make the kernel flash_attn_with_kvcache, which decodes, one query at a time: it cuts the keys into parts. (With
     several queries in a call, pagedattention.py, line 363, reads one of each sequence alone.)"""
 
-    @accepts(**ACCEPTED)
+    @accepted(queries=1)
     def decode(q, k, v, causal=False, scale=None):
-        return queries_at_a_time(partial(_one_query, policy=policy))(q, k, v, causal, scale)
+        pages, scales, table, sizes = _cache_of(k, v, policy)
+        o = _files().pagedattention.flash_attn_with_kvcache(
+            tokens(q), *pages, cache_seqlens=sizes, page_table=table, max_seqlen_q=1, softmax_scale=scale,
+            k_scales_zeros=scales[0], v_scales_zeros=scales[1], quant_policy=policy,
+        )  # fmt: skip
+        return from_tokens(o, len(q))
 
     return decode
 
@@ -39,14 +42,14 @@ lmdeploy_decode = _decoding(Policy.NONE)
 lmdeploy_decode_int8, lmdeploy_decode_int4 = _decoding(Policy.INT8), _decoding(Policy.INT4)
 
 
-@accepts(**ACCEPTED, tall=False)
+@accepted(tall=False)
 def lmdeploy_prefill(q, k, v, causal=False, scale=None):
     """Fill the cache, make K and V contiguous again, and call LMDeploy's flash_attn_varlen_func."""
     batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
-    files, paged = _files(), _cache_of(k, v, Policy.NONE)
+    files, (pages, _, table, sizes) = _files(), _cache_of(k, v, Policy.NONE)
     room = -(-batch * n_kv // PAGE) * PAGE + PAGE  # one page more, as LMDeploy has it
     flat = files.flatten_kv_cache.flatten_kv_cache(
-        *paged.pages, paged.lengths, paged.table, start_loc=starts(batch, n_kv)[:-1], out_size=room, out_dtype=q.dtype,
+        *pages, sizes, table, start_loc=starts(batch, n_kv)[:-1], out_size=room, out_dtype=q.dtype,
         quant_policy=Policy.NONE, flatten_kv_layout="hsd",
     )  # fmt: skip
     o = files.flashattention.flash_attn_varlen_func(
@@ -56,53 +59,26 @@ def lmdeploy_prefill(q, k, v, causal=False, scale=None):
     return from_tokens(o, batch)
 
 
-def _one_query(q, k, v, causal, scale, policy):
-    """Decode with one query of each sequence, (batch, heads, 1, head_dim)."""
-    paged = _cache_of(k, v, policy)
-    o = _files().pagedattention.flash_attn_with_kvcache(
-        tokens(q), *paged.pages, cache_seqlens=paged.lengths, page_table=paged.table, max_seqlen_q=1,
-        softmax_scale=scale, k_scales_zeros=paged.scales[0], v_scales_zeros=paged.scales[1],
-        quant_policy=policy,
-    )  # fmt: skip
-    return from_tokens(o, len(q))
+def _cache_of(k: Tensor, v: Tensor, policy: Policy) -> tuple[list[Tensor], list[Tensor | None], Tensor, Tensor]:
+    """Make a cache as cache_engine/schema.py lays it out, and let LMDeploy fill it with k and v (batch, kv_heads, n_kv,
+    head_dim).
 
-
-@dataclass(frozen=True)
-class _Paged:
-    """A filled cache.
-
-    Attributes:
+    Returns:
         pages: K and V, each (pages, PAGE, kv_heads, head_dim), or half as wide in 4 bits.
         scales: each (pages, PAGE, kv_heads, 2), scale and zero point; or None.
-        table: int32 (batch, pages of a sequence).
-        lengths: int32 (batch,).
+        table: int32 (batch, pages of a sequence). lengths: int32 (batch,).
     """
-
-    pages: list[Tensor]
-    scales: list[Tensor | None]
-    table: Tensor
-    lengths: Tensor
-
-
-def _cache_of(k: Tensor, v: Tensor, policy: Policy) -> _Paged:
-    """Make a cache as cache_engine/schema.py lays it out, and let LMDeploy fill it; k, v: (batch, kv_heads, n_kv,
-    head_dim)."""
-    batch, kv_heads, n_kv, _ = k.shape
-    count = -(-n_kv // PAGE)
-    pages, scales = [], []
-    for x in (k, v):
-        width = x.shape[3] // 2 if policy is Policy.INT4 else x.shape[3]
-        dtype = x.dtype if policy is Policy.NONE else torch.uint8
-        shape = (batch * count, PAGE, kv_heads)
-        pages.append(torch.zeros(*shape, width, dtype=dtype))
-        scales.append(None if policy is Policy.NONE else torch.zeros(*shape, 2, dtype=x.dtype))
-    table = torch.arange(batch * count, dtype=torch.int32).reshape(batch, count)
+    (batch, kv_heads, n_kv, d), table = k.shape, page_table(k, PAGE)
+    shape, bits = (table.numel(), PAGE, kv_heads), policy is not Policy.NONE
+    dtype, width = torch.uint8 if bits else k.dtype, d // 2 if policy is Policy.INT4 else d
+    pages = [torch.zeros(*shape, width, dtype=dtype) for _ in "kv"]
+    scales = [torch.zeros(*shape, 2, dtype=k.dtype) if bits else None for _ in "kv"]
     sizes = lengths(batch, n_kv)
     _files().fill_kv_cache.fill_kv_cache(
         tokens(k), tokens(v), *pages, starts(batch, n_kv)[:-1], sizes, kv_seq_length=sizes, max_q_seq_length=n_kv,
         block_offsets=table, k_scales_zeros=scales[0], v_scales_zeros=scales[1], quant_policy=policy,
     )  # fmt: skip
-    return _Paged(pages, scales, table, sizes)
+    return pages, scales, table, sizes
 
 
 def _files() -> SimpleNamespace:

@@ -40,11 +40,11 @@ def _model(kind, precision, masked, scale, head_dims):
     return openvino.Core().compile_model(model, "CPU", config)
 
 
-def _openvino_tensor(x, kind):
+def _openvino_tensor(x):
     """Copy a tensor into one of OpenVINO's; numpy has no BF16, so its bits go as FP16 and are labelled BF16."""
     import openvino
 
-    if kind == "bf16":
+    if x.dtype == torch.bfloat16:
         return openvino.Tensor(bf16_bits(x).view(np.float16), openvino.Shape(list(x.shape)), openvino.Type.bf16)
     return openvino.Tensor(x.detach().contiguous().numpy())
 
@@ -55,10 +55,9 @@ def _call(q, k, v, mask, scale, kind):
     precision, (k, v) = NAMES[q.dtype], repeated(q, k, v)
     dims = (q.shape[3], k.shape[3], v.shape[3])
     model = _model(kind or precision, precision, mask is not None, scale, dims)
-    tensors = [x.float() if kind == "f32" else x for x in (q, k, v)]
-    feed = [_openvino_tensor(x, kind or precision) for x in tensors]
+    tensors = [x.float() if kind == "f32" else x for x in (q, k, v)] + ([] if mask is None else [in_4_dims(mask)])
     request = model.create_infer_request()
-    request.infer(dict(enumerate(feed + ([] if mask is None else [_openvino_tensor(in_4_dims(mask), "")]))))
+    request.infer(dict(enumerate(map(_openvino_tensor, tensors))))
     out = request.get_output_tensor(0)
     if out.element_type.get_type_name() == "bf16":
         return from_bf16_bits(out.data.view(np.int16)).reshape(*q.shape[:3], dims[2]).to(q.dtype)
@@ -67,19 +66,13 @@ def _call(q, k, v, mask, scale, kind):
 
 @accepts((*NAMES,), "OpenVINO")
 def openvino_sdpa(q, k, v, causal=False, scale=None, mask=None):
-    """Run a model in the inputs' format, with that format as INFERENCE_PRECISION_HINT.
-
-    Raises:
-        NotImplementedError: a mask that is added.
-    """
+    """Run a model in the inputs' format, with that format as INFERENCE_PRECISION_HINT. A mask that is added raises
+    NotImplementedError."""
     return _call(q, k, v, seen(q, k, causal, mask), scale, "")
 
 
 @accepts((*NAMES,), "OpenVINO")
 def openvino_sdpa_fp32_model(q, k, v, causal=False, scale=None, mask=None):
-    """Run a model in FP32, with the inputs' format as INFERENCE_PRECISION_HINT.
-
-    Raises:
-        NotImplementedError: a mask that is added.
-    """
+    """Run a model in FP32, with the inputs' format as INFERENCE_PRECISION_HINT. A mask that is added raises
+    NotImplementedError."""
     return _call(q, k, v, seen(q, k, causal, mask), scale, "f32")

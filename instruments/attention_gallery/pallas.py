@@ -6,37 +6,14 @@ CPU's. Lengths that are no multiple of a tile are padded, and padded keys are hi
 raises NotImplementedError.
 """
 
-from contextlib import contextmanager
 from functools import cache, partial
 from unittest import mock
 
-from attention_gallery.adapters import (
-    accepts,
-    lengths,
-    padded,
-    queries_at_a_time,
-    repeated,
-    swapped,
-    through_jax,
-    to_jax,
-)
+from attention_gallery import adapters
+from attention_gallery.adapters import accepts, padded, repeated, swapped, through_jax
 
 TILE = 128  # of queries and of keys, in the TPU kernels by default
 DECODE_SPLIT = 16  # the fewest keys of one split of the decode kernel
-
-
-@contextmanager
-def _interpreted():
-    """Run every pallas_call in interpret mode, for kernels that do not pass `interpret` on."""
-    from jax.experimental import pallas
-
-    real = pallas.pallas_call
-
-    def call(*args, **options):
-        return real(*args, **options | dict(interpret=True))
-
-    with mock.patch.object(pallas, "pallas_call", call):
-        yield
 
 
 def _segments(q, k):
@@ -47,8 +24,7 @@ def _segments(q, k):
 
     if k.shape[2] % TILE == 0:
         return None
-    lengths = q.shape[2], k.shape[2]
-    own = ((jnp.arange(n + -n % TILE) < n).astype(jnp.int32) for n in lengths)
+    own = ((jnp.arange(n + -n % TILE) < n).astype(jnp.int32) for n in (q.shape[2], k.shape[2]))
     return tuple(jnp.broadcast_to(row, (q.shape[0], len(row))) for row in own)
 
 
@@ -66,11 +42,13 @@ def _tpu_flash(causal, scale):
 
 @accepts(top_left="Pallas' TPU flash attention")
 def pallas_tpu_flash(q, k, v, causal=False, scale=None):
-    """Call jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles."""
+    """Call jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles; it does not pass `interpret` on."""
+    from jax.experimental import pallas
+
     fn = partial(_tpu_flash(causal, scale), _segments(q, k))
-    k, v = repeated(q, k, v)
-    with _interpreted():
-        return through_jax(fn, *(padded(x, TILE) for x in (q, k, v)))[:, :, : q.shape[2]]
+    tensors = [padded(x, TILE) for x in (q, *repeated(q, k, v))]
+    with mock.patch.object(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True)):
+        return through_jax(fn, *tensors)[:, :, : q.shape[2]]
 
 
 @cache
@@ -105,21 +83,14 @@ def _gpu_mha(causal, scale, interpret):
     import jax
     from jax.experimental.pallas.ops.gpu.attention import mha
 
-    def fn(q, k, v):
-        how = dict(segment_ids=None, sm_scale=scale, causal=causal, interpret=interpret)
-        return swapped(mha(*map(swapped, (q, k, v)), **how))
-
-    return jax.jit(fn)
+    mha = partial(mha, segment_ids=None, sm_scale=scale, causal=causal, interpret=interpret)
+    return jax.jit(lambda q, k, v: swapped(mha(*map(swapped, (q, k, v)))))
 
 
 @accepts(top_left="Pallas' GPU mha")
 def pallas_gpu_mha(q, k, v, causal=False, scale=None):
-    """Call jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles.
-
-    Raises:
-        NotImplementedError: a length above a tile that is no multiple of it or below it and no power of two, or V of
-            another head_dim.
-    """
+    """Call jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles. Refused: a length
+    above a tile that is no multiple of it or below it and no power of two, or V of another head_dim."""
     for name, n in (("queries", q.shape[2]), ("keys", k.shape[2])):
         if n > TILE and n % TILE:
             raise NotImplementedError(f"Pallas' GPU mha has no partial tile: {n} {name}; it needs multiples of {TILE}")
@@ -146,17 +117,13 @@ def decode_in_splits(k_splits: int):
     """Make the kernel jax.experimental.pallas.ops.gpu.decode_attention.gqa, which divides the keys into `k_splits`
     parts and writes each part's O in the inputs' format before it adds them up; one query in each call."""
 
-    def one_query(q, k, v, causal, scale):
+    @accepts(no_gradients="Pallas' decode attention has no gradients", queries=1)
+    def decode(q, k, v, causal=False, scale=None):
         n_kv = k.shape[2]
         split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE
         k, v = (padded(x, split * k_splits) for x in (k, v))
-        own = None if k.shape[2] == n_kv else to_jax(lengths(len(q), n_kv).to(q.device))
-        fn = _gpu_decode(scale, k_splits, q.device.type == "cpu")
-        return through_jax(partial(fn, lengths=own), q, k, v)
-
-    @accepts(no_gradients="Pallas' decode attention has no gradients")
-    def decode(q, k, v, causal=False, scale=None):
-        return queries_at_a_time(one_query)(q, k, v, causal, scale)
+        own = None if k.shape[2] == n_kv else adapters.to_jax(adapters.lengths(len(q), n_kv).to(q.device))
+        return through_jax(partial(_gpu_decode(scale, k_splits, q.device.type == "cpu"), lengths=own), q, k, v)
 
     return decode
 

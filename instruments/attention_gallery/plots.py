@@ -1,7 +1,7 @@
 """The figures of the gallery: its defects, a row each; every call path; and its finds, each with two kinds of evidence
 of its cause."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -29,9 +29,10 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
     other call paths are one row.
 
     Args:
-        tables: device -> rows of `causes.explained`, with found.
+        tables: device -> rows of `causes.explained`: key, project, verdict, found (a few words), over_bits, times_1,
+            times_16, times_many.
     """
-    rows = pd.concat([_judged(table).assign(on=_on(device)) for device, table in tables.items()])
+    rows = pd.concat([_judged(table).assign(device=device) for device, table in tables.items()])
     rows["defect"] = rows.defect.where(rows.defect != "", rows.key).where(rows.verdict != "passes", "")
     groups = [same for _, same in rows[rows.verdict != "passes"].groupby(["verdict", "defect"])]
     groups.sort(key=lambda same: (same.verdict.iloc[0] == "fails", _by_error(same), same.worst.max()))
@@ -47,11 +48,9 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
         if first.verdict == "fails" and not _by_error(same):
             ax.plot(0.25, y, marker="x", color=FLASH, ms=6, mew=1.6, clip_on=False)
         who = ", ".join(dict.fromkeys(map(project, same.to_dict("records"))))
-        labels.append(f"{same.groupby('project').ngroups} projects" if passes else f"{who}, {first.on}")
-        words = f"{len(same)} call paths: pass" if passes else first.found
-        words = f"differs: {words}" if first.verdict == "differs" else words
-        ax.annotate(words, (1, y), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-                    fontsize=7.5, color=INK, annotation_clip=False)  # fmt: skip
+        where = "on a CPU" if first.device == "CPU" else "on a GPU"
+        labels.append(f"{same.groupby('project').ngroups} projects" if passes else f"{who}, {where}")
+        _at_the_right(ax, y, f"{len(same)} call paths: pass" if passes else first.found, first.verdict, 6, 7.5)
     _axis(ax, len(groups), labels)
     ax.set_xlabel("largest error over Baseline's")
     marks: dict[str, Any] = dict(ls="", ms=5)
@@ -71,17 +70,11 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
 @styled
 def every_path(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     """Draw a row for each judged call path, the one with the largest error above, with its cause at the right; a panel
-    for each device.
-
-    Args:
-        tables: device -> rows of `causes.explained`: key, project, verdict, found (a few words), over_bits, times_1,
-            times_16, times_many.
-    """
+    for each device. tables: as of `defects`."""
     parts = {device: _judged(rows) for device, rows in tables.items()}
     heights = [0.235 * len(rows) + 0.6 for rows in parts.values()]
-    figure, axes = plt.subplots(
-        len(parts), 1, figsize=(10.5, sum(heights) + 1.0), height_ratios=heights, sharex=True, squeeze=False
-    )
+    size = 10.5, sum(heights) + 1.0
+    figure, axes = plt.subplots(len(parts), 1, figsize=size, height_ratios=heights, sharex=True, squeeze=False)
     for ax, (device, rows) in zip(axes[:, 0], parts.items()):
         _rows(ax, rows)
         ax.set_title(f"{device}: {(rows.verdict == 'fails').sum()} of {len(rows)} fail")
@@ -89,11 +82,6 @@ def every_path(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     axes[0, 0].legend(loc="lower right", fontsize=7.5)
     title = "Every call path: orange names fail or differ by their error; × by something else, named at the right"
     return captioned(figure, title, caption)
-
-
-def _on(device):
-    """Name a device in three words."""
-    return "on a CPU" if device == "CPU" else "on a GPU"
 
 
 def _by_error(rows):
@@ -120,27 +108,30 @@ def _rows(ax, rows):
     ax.hlines(y, rows.least, rows.worst, color=GREY, lw=0.8)
     for key, (label, color, marker) in QUERIES.items():
         fill = "none" if key == "1" else color
-        ax.plot(
-            rows[f"times_{key}"].clip(upper=MOST), y, ls="", color=color, mfc=fill, marker=marker, ms=5, label=label
-        )
+        errors = rows[f"times_{key}"].clip(upper=MOST)
+        ax.plot(errors, y, ls="", color=color, mfc=fill, marker=marker, ms=5, label=label)
     ax.plot(rows.over_bits, y, ls="", color=INK, marker="D", ms=4.5, label="over the error that 4 or 8 bits cost")
     other = ~rows.passing & (rows.worst <= ALLOWED["o"])
     ax.plot([0.22] * other.sum(), y[other], ls="", color=FLASH, marker="x", mew=1.6, ms=6, label=OTHERWISE)
     _axis(ax, len(rows), [f"{row.project}: {row.key}" for row in rows.itertuples()])
     for label, row in zip(ax.get_yticklabels(), rows.itertuples()):
         label.set_color(FLASH if row.worst > ALLOWED["o"] else INK)
-    for at, row in zip(y, rows.itertuples()):
-        words = f"differs: {row.found}" if row.verdict == "differs" else row.found
-        ax.annotate(words, (1, at), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                    va="center", fontsize=7, color=INK, annotation_clip=False)  # fmt: skip
+    for height, row in zip(y, rows.itertuples()):
+        _at_the_right(ax, height, row.found, row.verdict, 5, 7)
+
+
+def _at_the_right(ax, y, text, verdict, distance, size):
+    """Write a text at the right of a row, and whether the row differs."""
+    text = f"differs: {text}" if verdict == "differs" else text
+    ax.annotate(text, (1, y), (distance, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=size,
+                color=INK, annotation_clip=False)  # fmt: skip
 
 
 def _axis(ax, count, labels):
     """Name the rows; draw the rule's line."""
     ax.axvline(ALLOWED["o"], color=INK, lw=1.0)
-    ax.annotate(
-        f"the rule: {ALLOWED['o']:g}", (ALLOWED["o"], count - 0.4), (4, 0), textcoords="offset points", fontsize=7
-    )
+    place = ALLOWED["o"], count - 0.4
+    ax.annotate(f"the rule: {ALLOWED['o']:g}", place, (4, 0), textcoords="offset points", fontsize=7)
     ax.set(xscale="log", xlim=(0.2, MOST), ylim=(-0.7, count + 0.2), yticks=range(count))
     ax.set_yticklabels(labels, fontsize=7.5)
     plain_ticks(ax.xaxis)
@@ -152,34 +143,22 @@ WHO = {  # of `finds.error_rows` -> label, colour, marker
     "emulated": ("emulated, that step rounded", BASELINE, "x"),
     "changed": ("control: in FP32", GREY, "v"),
 }
-PANELS = {  # find -> title, column along the axis, its label, tensor of the rule, what the control has in FP32
-    "ggml": ("ggml:\nO in FP16, key by key", "n", "keys, one query, two threads", "o", "V"),
-    "ringattention": ("ringattention:\nevery step in BF16", "n", "keys and queries", "o", "scores, sums, output"),
-    "pallas_decode": ("Pallas decode:\nparts in BF16", "splits", "parts of 4,096 keys", "o", "Q, K, V and all else"),
-    "openvino": ("OpenVINO:\nFP16 cut to BF16", "n", "keys, 64 queries", "o", "Q, K, V and all else"),
-    "torch_backward": (
-        "torch: dV in BF16,\nblock by block",
-        "queries",
-        "rows of 256 keys",
-        "dv",
-        "the emulation's sums",
-    ),
-}
 
 
 @styled
-def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
+def finds(tables: dict[str, pd.DataFrame], panels: Mapping[str, Sequence[str]], caption: str) -> Figure:
     """Draw the largest error over Baseline's of the kernel and of a control, above; and the largest error of an
     emulation that rounds the step in question over the kernel's, below.
 
     Args:
         tables: find -> rows of `finds`, uniform inputs.
+        panels: find -> title, column along the axis, its label, tensor of the rule, what the control has in FP32.
     """
     figure, axes = plt.subplots(2, len(tables), figsize=(11.8, 5.0), squeeze=False, sharex="col", sharey="row",
                                 height_ratios=(1.7, 1))  # fmt: skip
     ratios = []
     for (above, below), (find, rows) in zip(axes.T, tables.items()):
-        title, column, label, tensor, control = PANELS[find]
+        title, column, label, tensor, control = panels[find]
         times = rows.pivot(index=[column, "seed"], columns="who", values="times_max")
         for kind in ("kernel", "changed"):
             name, color, marker = WHO[kind]
@@ -202,6 +181,5 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
     axes[0][0].set_ylabel("largest error over Baseline's")
     axes[1][0].set(ylabel="emulation's largest\nerror / kernel's", ylim=(0.85, 1.15))
     span = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return captioned(
-        figure, f"Five finds on CPUs: emulating the coarse step gives {span} of the kernel's error", caption
-    )
+    title = f"Five finds on CPUs: emulating the coarse step gives {span} of the kernel's error"
+    return captioned(figure, title, caption)

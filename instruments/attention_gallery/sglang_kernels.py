@@ -4,13 +4,13 @@ Every sequence of a batch is a request, whose keys lie in SGLang's pool of token
 SGLang 0.5.23.
 """
 
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import HALF, accepts, from_tokens, queries_at_a_time, starts, tokens
+from attention_gallery.adapters import HALF, accepts, from_tokens, starts, tokens
 from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
 
@@ -25,49 +25,20 @@ STUBS = {  # of AMD's GPUs and of environment variables, which these calls do no
 }  # fmt: skip
 MOST_SPLITS = 8  # --triton-attention-num-kv-splits, srt/arg_groups/fields/exec_.py line 413
 SEQUENCES = 256  # fewest that the number of splits is chosen for, srt/layers/attention/triton_backend.py line 464
-ACCEPTED: dict[str, Any] = dict(
-    dtypes=HALF, named="SGLang's cache of keys and values", no_gradients="SGLang's kernels have no gradients"
+accepted = partial(
+    accepts, HALF, "SGLang's cache of keys and values", no_gradients="SGLang's kernels have no gradients"
 )
 
 
-@accepts(**ACCEPTED)
+@accepted(queries=1)
 def sglang_decode(q, k, v, causal=False, scale=None):
     """Call decode_attention_fwd, once for each query, with the keys that it sees: one kernel over up to 8 parts of
-    the keys, whose number get_num_kv_splits_triton chooses, and one that combines them.
+    the keys, whose number get_num_kv_splits_triton chooses, and one that combines them. use_pdl, on Hopper and newer,
+    lets the second kernel begin earlier; it changes no number, and is not modelled.
 
     Where K and V have as many heads as Q, it is another kernel than where they have fewer: it multiplies Q by K in
     their 16 bits and adds in FP32 (decode_attention.py line 352), so that in FP16 products from 65,520 on are infinite.
     """
-    return queries_at_a_time(_decode)(q, k, v, causal, scale)
-
-
-@accepts(**ACCEPTED)
-def sglang_extend(q, k, v, causal=False, scale=None):
-    """Call extend_attention_fwd: the last n_q keys are those of the queries' own tokens, and the keys before them lie
-    in the pool.
-
-    Raises:
-        NotImplementedError: more queries than keys.
-    """
-    batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
-    if n_q > n_kv:
-        raise NotImplementedError(f"SGLang's extend kernel needs a key for each of {n_q} queries; {n_kv} came")
-    extend = module(SGLANG, f"{FILES}.extend_attention", STUBS)
-    extend.__dict__["CUDA_CAPABILITY"] = torch.cuda.get_device_capability()  # it reads it once, when it is imported
-    own = [tokens(x) for x in (q, k[:, :, n_kv - n_q :], v[:, :, n_kv - n_q :])]  # (batch * n_q, heads, head_dim)
-    keys, values, slots = _pool(k, v)
-    indices = slots[:, : n_kv - n_q].flatten().contiguous()  # int64 (batch * keys before)
-    o = torch.empty_like(own[0])
-    extend.extend_attention_fwd(
-        *own, o, keys, values, starts(batch, n_q, torch.int64), starts(batch, n_kv - n_q), indices, None, causal, None,
-        n_q, 1.0, 1.0, scale, extend_seq_lens_cpu=[n_q] * batch,
-    )  # fmt: skip
-    return from_tokens(o, batch)
-
-
-def _decode(q, k, v, causal, scale):
-    """Call the kernels with one query of each sequence, (batch, heads, 1, head_dim). use_pdl, on Hopper and newer,
-    lets the second kernel begin earlier; it changes no number, and is not modelled."""
     (batch, heads, _, d), (kv_heads, n_kv) = q.shape, k.shape[1:3]
     decode = module(SGLANG, f"{FILES}.decode_attention", STUBS)
     keys, values, slots = _pool(k, v)
@@ -89,6 +60,26 @@ def _decode(q, k, v, causal, scale):
     return o[:, :, None]
 
 
+@accepted()
+def sglang_extend(q, k, v, causal=False, scale=None):
+    """Call extend_attention_fwd: the last n_q keys are those of the queries' own tokens, and the keys before them lie
+    in the pool. Refused: more queries than keys."""
+    batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
+    if n_q > n_kv:
+        raise NotImplementedError(f"SGLang's extend kernel needs a key for each of {n_q} queries; {n_kv} came")
+    extend = module(SGLANG, f"{FILES}.extend_attention", STUBS)
+    extend.__dict__["CUDA_CAPABILITY"] = torch.cuda.get_device_capability()  # it reads it once, when it is imported
+    own = [tokens(x) for x in (q, k[:, :, n_kv - n_q :], v[:, :, n_kv - n_q :])]  # (batch * n_q, heads, head_dim)
+    keys, values, slots = _pool(k, v)
+    indices = slots[:, : n_kv - n_q].flatten().contiguous()  # int64 (batch * keys before)
+    o = torch.empty_like(own[0])
+    extend.extend_attention_fwd(
+        *own, o, keys, values, starts(batch, n_q, torch.int64), starts(batch, n_kv - n_q), indices, None, causal, None,
+        n_q, 1.0, 1.0, scale, extend_seq_lens_cpu=[n_q] * batch,
+    )  # fmt: skip
+    return from_tokens(o, batch)
+
+
 def _pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Write keys and values into a layer's pool: halves of one tensor, slot 0 for padding
     (srt/mem_cache/memory_pool.py line 2631).
@@ -97,7 +88,7 @@ def _pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys, values: (1 + batch * n_kv, kv_heads, head_dim).
         slots: int64 (batch, n_kv), where each token lies.
     """
-    (batch, heads, n_kv, d) = k.shape
+    batch, heads, n_kv, d = k.shape
     pool = torch.zeros(2, 1 + batch * n_kv, heads, d, dtype=k.dtype)  # (K and V, slots, kv_heads, head_dim)
     pool[0, 1:], pool[1, 1:] = tokens(k), tokens(v)
     return pool[0], pool[1], 1 + torch.arange(batch * n_kv).view(batch, n_kv)

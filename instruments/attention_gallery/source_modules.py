@@ -17,9 +17,8 @@ NOTHING: Mapping[str, Mapping[str, Any]] = {}
 
 
 def module(package: Package, name: str, stubs: Mapping[str, Mapping[str, Any]] = NOTHING) -> ModuleType:
-    """Import a file of a package, and what it imports, from its archive.
-
-    Its packages, and the stubs, stay in sys.modules until the process ends.
+    """Import a file of a package, and what it imports, from its archive, once. Its packages, and the stubs, stay in
+    sys.modules until the process ends.
 
     Args:
         package: to unpack; the file lies in one of its folders `keep`.
@@ -32,20 +31,19 @@ def module(package: Package, name: str, stubs: Mapping[str, Mapping[str, Any]] =
     """
     folder = unpacked(package)
     for stub, attributes in stubs.items():
-        _packages(folder, stub.rpartition(".")[0])
+        _packages(folder, stub)
         if stub not in sys.modules:
             sys.modules[stub] = ModuleType(stub)
             sys.modules[stub].__dict__.update(attributes)
-    _packages(folder, name.rpartition(".")[0])
+    _packages(folder, name)
     return importlib.import_module(name)
 
 
 def _packages(folder: Path, name: str) -> None:
-    """Make a package and those around it, whose __init__ files do not run."""
-    words = name.split(".") if name else []
-    for count in range(1, len(words) + 1):
-        full = ".".join(words[:count])
-        path = str(folder.joinpath(*words[:count]))
+    """Make the packages around a module, whose __init__ files do not run."""
+    words = name.split(".")
+    for count in range(1, len(words)):
+        full, path = ".".join(words[:count]), str(folder.joinpath(*words[:count]))
         if full not in sys.modules:
             sys.modules[full] = ModuleType(full)
             sys.modules[full].__path__ = [path]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_gallery.adapters import seen, swapped
@@ -18,19 +19,29 @@ def torch_flash(q, k, v, causal=False, scale=None, mask=None):
     return kernels.flash(q, k, v, causal=causal, scale=scale, mask=mask)
 
 
+def _by_backend(q, k, v, causal=False, scale=None, mask=None, *, backend):
+    """Call scaled_dot_product_attention by one backend. Its `is_causal` aligns top-left and goes with no mask, so that
+    other lengths, and calls with a mask, get the causal mask as a tensor."""
+    own = causal and mask is None and q.shape[2] == k.shape[2]
+    mask = None if own else seen(q, k, causal, mask)
+    with sdpa_kernel(backend):
+        shared_heads = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=own, scale=scale, enable_gqa=shared_heads)
+
+
 def torch_cudnn(q, k, v, causal=False, scale=None):
     """Call scaled_dot_product_attention restricted to CUDNN_ATTENTION, NVIDIA's library; on CUDA alone."""
-    return _by_backend(SDPBackend.CUDNN_ATTENTION, q, k, v, causal, scale)
+    return _by_backend(q, k, v, causal, scale, backend=SDPBackend.CUDNN_ATTENTION)
 
 
 def torch_efficient(q, k, v, causal=False, scale=None):
     """Call scaled_dot_product_attention restricted to EFFICIENT_ATTENTION, xformers' CUTLASS kernel; on CUDA alone."""
-    return _by_backend(SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal, scale)
+    return _by_backend(q, k, v, causal, scale, backend=SDPBackend.EFFICIENT_ATTENTION)
 
 
 def torch_math(q, k, v, causal=False, scale=None, mask=None):
     """Call scaled_dot_product_attention restricted to MATH, which computes 16-bit inputs in FP32."""
-    return _by_backend(SDPBackend.MATH, q, k, v, causal, scale, mask)
+    return _by_backend(q, k, v, causal, scale, mask, backend=SDPBackend.MATH)
 
 
 def torch_math_16_bit(q, k, v, causal=False, scale=None, mask=None):
@@ -44,50 +55,30 @@ def torch_math_16_bit(q, k, v, causal=False, scale=None, mask=None):
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
-def _by_backend(backend, q, k, v, causal, scale, mask=None):
-    """Call scaled_dot_product_attention by one backend. Its `is_causal` aligns top-left and goes with no mask, so that
-    other lengths, and calls with a mask, get the causal mask as a tensor."""
-    own = causal and mask is None and q.shape[2] == k.shape[2]
-    mask = None if own else seen(q, k, causal, mask)
-    with sdpa_kernel(backend):
-        shared_heads = q.shape[1] != k.shape[1]
-        return scaled_dot_product_attention(q, k, v, mask, is_causal=own, scale=scale, enable_gqa=shared_heads)
-
-
 @cache
 def _compiled():
-    from torch.nn.attention.flex_attention import flex_attention
-
     return torch.compile(flex_attention, dynamic=False)
 
 
 def _flex(fn, q, k, v, causal, scale):
     """Call fn, flex_attention as it is or compiled."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    n_q, n_kv = q.shape[2], k.shape[2]
 
-    mask, n_q, n_kv = None, q.shape[2], k.shape[2]
-    if causal:
+    def sees(batch, head, i, j):
+        return i + (n_kv - n_q) >= j
 
-        def sees(batch, head, i, j):
-            return i + (n_kv - n_q) >= j
-
-        mask = create_block_mask(sees, None, None, n_q, n_kv, device=q.device)
+    mask = create_block_mask(sees, None, None, n_q, n_kv, device=q.device) if causal else None
     return fn(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def torch_flex(q, k, v, causal=False, scale=None):
     """Call flex_attention without torch.compile: S and P are written out."""
-    from torch.nn.attention.flex_attention import flex_attention
-
     return _flex(flex_attention, q, k, v, causal, scale)
 
 
 def torch_flex_compiled(q, k, v, causal=False, scale=None):
     """Call flex_attention compiled by inductor, into C++ on CPU and into Triton on CUDA: seconds for each new shape.
-
-    Raises:
-        NotImplementedError: on a CPU, where an input requires a gradient or the CPU has no AVX2.
-    """
+    Refused: on a CPU, where an input requires a gradient or the CPU has no AVX2."""
     if q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
         raise NotImplementedError("flex_attention compiled for CPU has no gradients")
     if q.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
@@ -100,8 +91,7 @@ def torch_varlen(q, k, v, causal=False, scale=None):
     """Call torch.nn.attention.varlen, sequences of one length packed one behind another; causal aligns bottom-right."""
     from torch.nn.attention.varlen import varlen_attn
 
-    batch, heads, n_q, d = q.shape
-    n_kv = k.shape[2]
+    (batch, heads, n_q, d), n_kv = q.shape, k.shape[2]
     q_rows, k_rows, v_rows = (swapped(x).reshape(-1, x.shape[1], d) for x in (q, k, v))  # (batch * n, heads, d)
     q_ends, k_ends = (torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=q.device) for n in (n_q, n_kv))
     has = inspect.signature(varlen_attn).parameters  # they differ between torch 2.11 and 2.13

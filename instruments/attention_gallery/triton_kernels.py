@@ -1,6 +1,156 @@
-"""Kernels written in Triton, on CUDA alone: xformers' split-K, SageAttention."""
+"""Kernels written in Triton, of projects with one or two: those of xformers, flash-linear-attention, FlagGems and
+flash-attn-triton from their archives, without what else these projects would import; and what is installed, xformers'
+and SageAttention's."""
 
-from attention_gallery.adapters import accepts, repeated, swapped
+import sys
+from functools import cache
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_gallery.adapters import HALF, accepts, repeated, swapped
+from attention_gallery.catalogue import installed, pinned
+from attention_gallery.source_modules import module
+from ptx_machine.sources import unpacked
+
+FLA = pinned("fla-core", "0.6.0")
+FLAG_GEMS = pinned("flag-gems", "5.0.2")
+FLAG_GEMS_WIDTHS = (32, 64, 128, 256)  # head_dim; 16, which it has too, is too narrow for the first configuration
+FLASH_ATTN_TRITON = pinned("flash-attn-triton", "0.1.1")
+FLASH_ATTN_TRITON_WIDTHS = (16, 32, 64, 128, 256)  # head_dim: attention_kernel.py, line 577
+BLOCK = 128  # of flash-attn-triton: flash_attn_interface.py, line 12
+XFORMERS = pinned("xformers", "0.0.35")
+XFORMERS_WIDTHS = (16, 32, 64, 128, 256, 512)  # head_dim: FwOp.shape_not_supported_reasons
+CPU = torch.device("cpu")  # where the mask's index tensors of xformers are: it would pin their memory for a GPU
+MOST_CAUSAL_QUERIES = 16  # of a sequence, in xformers: FwOp.not_supported_reasons
+
+
+@accepts(HALF, "xformers' split-K kernel", no_gradients="xformers' split-K kernel has no gradients")
+def xformers_split_k_a100(q, k, v, causal=False, scale=None):
+    """Call xformers' triton_splitk.FwOp, which chooses the number of parts of the keys, and what adds them up.
+
+    Heads that share K and V are expanded views, as xformers asks for; heads of several groups have 5 dimensions. With a
+    causal mask the sequences are packed one behind another in one cache, as in decoding. Refused: another head_dim, or
+    causal with more than 16 queries or with more queries than keys."""
+    batch, heads, n_q, width = q.shape
+    groups, n_kv = k.shape[1], k.shape[2]
+    if width not in XFORMERS_WIDTHS:
+        raise NotImplementedError(f"xformers' split-K kernel has head_dim {XFORMERS_WIDTHS}; got {width}")
+    if causal and n_q > min(MOST_CAUSAL_QUERIES, n_kv):
+        raise NotImplementedError(
+            f"causal, xformers' split-K kernel has up to {MOST_CAUSAL_QUERIES} queries, and no more than keys; "
+            f"got {n_q} queries and {n_kv} keys"
+        )
+    project = {"_is_triton_available": lambda: True, "__path__": [str(unpacked(XFORMERS) / "xformers")]}
+    stubs = {"xformers": project, "xformers._cpp_lib": {"_built_with_cuda": True}}
+    split, bias = module(XFORMERS, "xformers.ops.fmha.triton_splitk", stubs), None
+    tensors = [swapped(x).contiguous() for x in (q, k, v)]  # (batch, n, heads, d)
+    if groups < heads:  # (batch, n, groups, heads of a group, d); of one group (batch, n, heads, d)
+        tensors[0] = tensors[0].unflatten(2, (groups, -1))
+        tensors[1:] = (x.unsqueeze(3).expand(-1, -1, -1, heads // groups, -1) for x in tensors[1:])
+        tensors = [x[:, :, 0] for x in tensors] if groups == 1 else tensors
+    if causal:
+        masks = split.BlockDiagonalCausalWithOffsetPaddedKeysMask
+        bias = masks.from_seqlens(q_seqlen=[n_q] * batch, kv_padding=n_kv, kv_seqlen=[n_kv] * batch, device=CPU)
+        tensors = [x.flatten(0, 1)[None] for x in tensors]
+    inputs = split.Inputs(*tensors, attn_bias=bias, scale=scale)
+    inputs.validate_inputs()
+    inputs.normalize_bmhk()
+    o, _ = split.FwOp.apply(inputs, needs_gradient=False)
+    return swapped(o.reshape(batch, n_q, heads, width))
+
+
+@accepts(HALF, "flash-linear-attention's parallel_attn here")
+def fla_parallel(q, k, v, causal=False, scale=None):
+    """Call fla.ops.attn.parallel_attn, which is causal. It has gradients. Refused: no causal mask with more than one
+    query, n_q unlike n_kv, or head_dim over 256."""
+    n_q, n_kv = q.shape[2], k.shape[2]
+    if n_q != n_kv:
+        raise NotImplementedError(f"parallel_attn takes one length for queries and keys; got {n_q} and {n_kv}")
+    if not causal and n_q > 1:
+        raise NotImplementedError("parallel_attn is causal")
+    if q.shape[3] > 256:
+        raise NotImplementedError(f"parallel_attn has head_dim up to 256; got {q.shape[3]}")
+    stubs = {"fla": {"__version__": FLA.version, "__path__": [str(unpacked(FLA) / "fla")]}}
+    stubs |= {} if installed("einops") else {"einops": {"reduce": _sums_of_groups}}  # which need not be installed
+    parallel = module(FLA, "fla.ops.attn.parallel", stubs)
+    parallel.check_shared_mem.cache_clear()  # its answer is that of the GPU of the call before
+    return swapped(parallel.parallel_attn(swapped(q), swapped(k), swapped(v), scale=scale))  # (batch, n, heads, d)
+
+
+def _sums_of_groups(x: Tensor, pattern: str, *, g: int, reduction: str) -> Tensor:
+    """Stand in for einops.reduce, which parallel.py calls to add up the gradients of the `g` heads of Q that share one
+    of K; x: (batch, n, heads, head_dim)."""
+    return x.unflatten(2, (-1, g)).sum(3)  # (batch, n, kv_heads, head_dim)
+
+
+@accepts(HALF, "FlagGems' attention here", top_left="FlagGems")
+def flag_gems_sdpa(q, k, v, causal=False, scale=None):
+    """Call flag_gems.ops.attention.scaled_dot_product_attention. Its gradients are those of a causal call whatever
+    `causal` is: the kernel has no such argument (attention.py, line 959). It reads dO without a mask (line 428), which
+    is a Fault where n_q is no multiple of the block.
+
+    Of its configurations to tune the first runs, which has blocks of 128 queries and 32 keys. Refused: another
+    head_dim."""
+    if q.shape[3] not in FLAG_GEMS_WIDTHS:
+        raise NotImplementedError(f"FlagGems' attention has head_dim {FLAG_GEMS_WIDTHS} here; got {q.shape[3]}")
+    fn, tensors = _flag_gems().scaled_dot_product_attention, [x.contiguous() for x in (q, k, v)]
+    return fn(*tensors, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+@cache
+def _flag_gems() -> ModuleType:
+    """Import attention.py, once. FlagGems' runtime asks the machine for its vendor when it is imported; what stands
+    in for it says what its files say for an A100: runtime/backend/_nvidia/tune_configs.yaml, lines 1 to 44."""
+    from triton import Config, autotune  # pyright: ignore[reportMissingImports]
+
+    def configurations(names, blocks):
+        every: Any = product(blocks, (4, 8), (2, 3, 4))
+        return [Config(dict(zip(names, block)), num_warps=warps, num_stages=stages) for block, warps, stages in every]
+
+    tuned = {
+        "attention": configurations(
+            ("BLOCK_M", "BLOCK_N", "PRE_LOAD_V"), product((32, 64, 128), (32, 64, 128), (True, False))
+        ),
+        "attention_bwd": configurations(
+            ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"),
+            ((32, 128, 128, 32), (64, 128, 64, 64), (64, 128, 64, 32)),
+        ),
+    }
+    runtime = {"get_tuned_config": tuned.__getitem__, "torch_device_fn": torch.cuda}
+    utils = {"libentry": lambda: lambda fn: fn, "libtuner": autotune}  # libentry stores compiled kernels
+    flash = dict.fromkeys(("mha_fwd", "mha_varlan_fwd", "mha_varlan_fwd_opt"))
+    stubs = {
+        "flag_gems.runtime": runtime, "flag_gems.config": {"use_c_extension": False}, "flag_gems.utils": utils,
+        "flag_gems.ops.flash_api": flash, "flag_gems.ops.flash_kernel": {"keep": _kept},
+    }  # fmt: skip
+    return module(FLAG_GEMS, "flag_gems.ops.attention", stubs)
+
+
+def _kept(config: Any, must_keep: Any = None) -> bool:
+    """Say whether a configuration is tried, as flash_kernel.py, line 257, does."""
+    blocks = (config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"], config.num_warps)
+    return blocks in ((128, 32, 4), (128, 128, 8)) or bool(must_keep and config in must_keep)
+
+
+@accepts(HALF, "flash-attn-triton")
+def flash_attn_triton_package(q, k, v, causal=False, scale=None):
+    """Call flash_attn_triton.flash_attn_func. It has gradients. Refused: n_q unlike n_kv, no causal mask with n no
+    multiple of 128, or another head_dim."""
+    n_q, n_kv, width = q.shape[2], k.shape[2], q.shape[3]
+    if n_q != n_kv:
+        raise NotImplementedError(f"flash-attn-triton takes one length for queries and keys; got {n_q} and {n_kv}")
+    if not causal and n_q % BLOCK:
+        raise NotImplementedError(f"without a causal mask, flash-attn-triton has multiples of {BLOCK} keys; got {n_q}")
+    if width not in FLASH_ATTN_TRITON_WIDTHS:
+        raise NotImplementedError(f"flash-attn-triton has head_dim {FLASH_ATTN_TRITON_WIDTHS}; got {width}")
+    gone = "triton.tools.experimental_descriptor"  # which flash_attn_interface.py imports, and does not use
+    sys.modules.setdefault(gone, ModuleType(gone))
+    attention = module(FLASH_ATTN_TRITON, "flash_attn_triton.flash_attn_interface").flash_attn_func
+    return swapped(attention(*map(swapped, (q, k, v)), softmax_scale=scale, causal=causal))
 
 
 @accepts(no_gradients="xformers' split-K kernel has no gradients", tall=False)

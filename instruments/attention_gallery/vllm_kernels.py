@@ -4,13 +4,13 @@ Every sequence of a batch is a request, whose keys lie in blocks of 16 tokens. L
 """
 
 from enum import IntEnum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import HALF, accepts, from_tokens, lengths, queries_at_a_time, starts, swapped, tokens
+from attention_gallery.adapters import HALF, accepts, from_tokens, lengths, page_table, pages, starts, tokens
 from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
 
@@ -21,43 +21,60 @@ ALIGNED = 128  # tokens that a row of the table of blocks is a multiple of, v1/w
 SEGMENTS = 16  # parts of the keys, v1/attention/backends/triton_attn.py line 58
 SMALLEST_GRID = 128  # blocks of a launch that the 2D kernel is taken from, the same file, line 57
 CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # batches of CUDA graphs, config/vllm.py line 2579
-
 # an enumeration, of which the file asks for some members, v1/kv_cache_interface.py line 40
 QUANTIZATION = IntEnum(
     "KVQuantMode", "NONE FP8_PER_TENSOR INT8_PER_TOKEN_HEAD FP8_PER_TOKEN_HEAD INT4_PER_TOKEN_HEAD", start=0
 )
-ACCEPTED: dict[str, Any] = dict(
-    dtypes=HALF, named="vLLM's cache of keys and values", no_gradients="vLLM's kernels have no gradients"
-)
+accepted = partial(accepts, HALF, "vLLM's cache of keys and values", no_gradients="vLLM's kernels have no gradients")
 
 
-@accepts(**ACCEPTED, tall=False)
-def vllm_unified(q, k, v, causal=False, scale=None):
-    """Call unified_attention with all queries of a prompt at once.
+@accepted(tall=False)
+def vllm_unified(q, k, v, causal=False, scale: Any = None):
+    """Call unified_attention with all queries of a prompt at once, as TritonAttentionImpl.forward does with what
+    TritonAttentionMetadataBuilder allocates.
 
     From 9 queries on that is the 2D kernel. With one query, or up to 8 and a causal mask, vLLM takes the 3D kernel,
     where heads and sequences are few: see `vllm_unified_decode`.
     """
-    return _unified(q, k, v, causal, scale)
+    (batch, heads, n_q, d), (kv_heads, n_kv) = q.shape, k.shape[1:3]
+    queries = tokens(q)  # (batch * n_q, heads, head_dim)
+    o = torch.empty_like(queries)
+    # a layer's cache has K and then V of each token and head (layout LBNHC, v1/attention/backends/utils.py line 229);
+    # block 0 is nobody's
+    blocks = torch.cat([pages(k, BLOCK), pages(v, BLOCK)], -1)  # (blocks, 16, kv_heads, 2 * head_dim)
+    cache = torch.cat([torch.zeros_like(blocks[:1]), blocks])
+    table = page_table(k, BLOCK) + 1
+    table = torch.nn.functional.pad(table, (0, -table.shape[1] % (ALIGNED // BLOCK)))  # int32 (batch, blocks)
+    threshold = min(CAPTURED, key=lambda size: abs(size - SMALLEST_GRID // kv_heads))
+    width = 1 << (d - 1).bit_length()
+    parts = torch.empty(threshold, heads, SEGMENTS, width)  # FP32 (queries, heads, segments, head_dim, a power of two)
+    largest, sums = torch.empty(2, threshold, heads, SEGMENTS)  # FP32 (queries, heads, segments) each
+    unscaled = torch.ones(()).expand(batch, kv_heads)  # FP32 (batch, kv_heads)
+    module(VLLM, f"{FILES}.triton_unified_attention", _stubs()).unified_attention(
+        q=queries, k=cache[..., :d], v=cache[..., d:], out=o, cu_seqlens_q=starts(batch, n_q), max_seqlen_q=n_q,
+        seqused_k=lengths(batch, n_kv), max_seqlen_k=n_kv, softmax_scale=scale, causal=causal,
+        window_size=(-1, -1), block_table=table, softcap=0,
+        q_descale=None, k_descale=unscaled, v_descale=unscaled, seq_threshold_3D=threshold,
+        num_par_softmax_segments=SEGMENTS, softmax_segm_output=parts, softmax_segm_max=largest,
+        softmax_segm_expsum=sums, kv_quant_mode=QUANTIZATION(0),
+    )  # fmt: skip
+    return from_tokens(o, batch)
 
 
-@accepts(**ACCEPTED)
+@accepted(queries=1)
 def vllm_unified_decode(q, k, v, causal=False, scale=None):
     """Call unified_attention once for each query, with the keys that it sees: the 3D kernel, over up to 16 parts of the
-    keys, and reduce_segments, which combines them.
+    keys, and reduce_segments, which combines them. vLLM calls it with a causal mask, which hides nothing.
 
     Where sequences times heads of K are more than some 128, it is the 2D kernel.
     """
-    return queries_at_a_time(_generated)(q, k, v, causal, scale)
+    return vllm_unified(q, k, v, True, scale)
 
 
-@accepts(**ACCEPTED)
-def vllm_encoder(q, k, v, causal=False, scale=None):
-    """Call triton_prefill_attention's context_attention_fwd, which has no cache: encoders, and images.
-
-    Raises:
-        NotImplementedError: causal, or n_q unlike n_kv.
-    """
+@accepted()
+def vllm_encoder(q, k, v, causal=False, scale: Any = None):
+    """Call triton_prefill_attention's context_attention_fwd, which has no cache: encoders, and images. Refused: causal,
+    or n_q unlike n_kv."""
     batch, _, n, _ = q.shape
     if causal:
         raise NotImplementedError("vLLM calls this kernel for encoders, which have no causal mask")
@@ -70,51 +87,6 @@ def vllm_encoder(q, k, v, causal=False, scale=None):
         is_causal=False, softmax_scale=scale, sliding_window_q=-1, sliding_window_k=-1, sinks=None,
     )  # fmt: skip
     return from_tokens(o, batch)
-
-
-def _generated(q, k, v, causal, scale):
-    """Call it with one query of each sequence, as vLLM does: with a causal mask, which hides nothing."""
-    return _unified(q, k, v, True, scale)
-
-
-def _unified(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale) -> Tensor:
-    """TritonAttentionImpl.forward, and what TritonAttentionMetadataBuilder allocates."""
-    (batch, heads, n_q, d), (kv_heads, n_kv) = q.shape, k.shape[1:3]
-    queries = tokens(q)  # (batch * n_q, heads, head_dim)
-    o = torch.empty_like(queries)
-    keys, values, table = _blocks(k, v)
-    threshold = min(CAPTURED, key=lambda size: abs(size - SMALLEST_GRID // kv_heads))
-    width = 1 << (d - 1).bit_length()
-    parts = torch.empty(threshold, heads, SEGMENTS, width)  # FP32 (queries, heads, segments, head_dim, a power of two)
-    largest, sums = torch.empty(2, threshold, heads, SEGMENTS)  # FP32 (queries, heads, segments) each
-    unscaled = torch.ones(()).expand(batch, kv_heads)  # FP32 (batch, kv_heads)
-    module(VLLM, f"{FILES}.triton_unified_attention", _stubs()).unified_attention(
-        q=queries, k=keys, v=values, out=o, cu_seqlens_q=starts(batch, n_q), max_seqlen_q=n_q,
-        seqused_k=lengths(batch, n_kv), max_seqlen_k=n_kv, softmax_scale=scale, causal=causal,
-        window_size=(-1, -1), block_table=table, softcap=0,
-        q_descale=None, k_descale=unscaled, v_descale=unscaled, seq_threshold_3D=threshold,
-        num_par_softmax_segments=SEGMENTS, softmax_segm_output=parts, softmax_segm_max=largest,
-        softmax_segm_expsum=sums, kv_quant_mode=QUANTIZATION(0),
-    )  # fmt: skip
-    return from_tokens(o, batch)
-
-
-def _blocks(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Write keys and values into a layer's cache: of each token and head, K and then V (layout LBNHC,
-    v1/attention/backends/utils.py line 229); block 0 is nobody's.
-
-    Returns:
-        keys, values: (blocks, 16, kv_heads, head_dim).
-        table: int32 (batch, blocks of a sequence), the blocks of each sequence.
-    """
-    batch, heads, n_kv, d = k.shape
-    count = -(-n_kv // BLOCK)
-    cache = torch.zeros(1 + batch * count, BLOCK, heads, 2 * d, dtype=k.dtype)  # (blocks, 16, kv_heads, 2 * head_dim)
-    tokens = cache[1:].view(batch, count * BLOCK, heads, 2 * d)
-    tokens[:, :n_kv, :, :d], tokens[:, :n_kv, :, d:] = swapped(k), swapped(v)
-    table = torch.zeros(batch, -(-n_kv // ALIGNED) * ALIGNED // BLOCK, dtype=torch.int32)  # (batch, blocks)
-    table[:, :count] = 1 + torch.arange(batch * count).view(batch, count)
-    return cache[..., :d], cache[..., d:], table
 
 
 def _stubs() -> dict[str, dict[str, Any]]:

@@ -14,7 +14,6 @@ import torch
 import attention_gallery as gallery
 from attention_check.isolation.calls import call_kernel
 from attention_gallery import adapters, catalogue, pallas
-from attention_gallery import entry as entry_module
 from attention_gallery.adapters import in_4_dims, seen, visible
 from attention_gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
 from fa_lib import deviation, draw, kernels
@@ -152,7 +151,7 @@ def test_every_entry_has_its_function_in_its_file_and_none_is_left_out():
             assert not entry.module and re.search(r" \d+\.\d+", entry.cannot), "the version that cannot run"
         else:
             assert callable(getattr(importlib.import_module(f"attention_gallery.{entry.module}"), key)), key
-    about = {"__init__", "adapters", "caches", "catalogue", "causes", "entry", "finds", "plots", "source_modules"}
+    about = {"__init__", "adapters", "caches", "catalogue", "causes", "finds", "plots", "source_modules"}
     modules = {path.stem for path in FOLDER.glob("*.py")} - about - {"flash_attn_4_compiler"}
     assert modules == {entry.module for _, entry in every if entry.module}
     assert not modules & {key for key, _ in every}, "a key would be taken for the module"
@@ -162,10 +161,10 @@ def test_what_an_entry_needs_is_pinned_or_locked():
     locked = hashed()
     for entry in ENTRIES.values():
         for name in entry.needs:
-            assert entry.cannot or name in entry_module.pins() or name in locked, name
-    assert all(name and number for name, number in entry_module.pins().items())
-    lines = [x for x in entry_module.REQUIREMENTS.read_text().splitlines() if not x.startswith("#")]
-    assert len(entry_module.pins()) == len(lines)
+            assert entry.cannot or name in catalogue.pins() or name in locked, name
+    assert all(name and number for name, number in catalogue.pins().items())
+    lines = [x for x in catalogue.REQUIREMENTS.read_text().splitlines() if not x.startswith("#")]
+    assert len(catalogue.pins()) == len(lines)
 
 
 def test_to_import_the_gallery_imports_none_of_the_libraries():
@@ -176,7 +175,7 @@ def test_to_import_the_gallery_imports_none_of_the_libraries():
 
 
 def test_a_library_that_is_missing_is_told_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(entry_module, "installed", lambda name: None)
+    monkeypatch.setattr(catalogue, "installed", lambda name: None)
     with pytest.raises(ValueError, match=r"ggml_decode cannot run: it needs xllamacpp \S+, not installed here; `mak"):
         kernels.get("attention_gallery:ggml_decode")
     assert "transformers, not installed here; pip install" in ENTRIES["transformers_eager"].problem
@@ -194,7 +193,7 @@ def test_a_kernel_of_a_gpu_needs_one_and_its_library(monkeypatch):
     with pytest.raises(ImportError, match="torch_cudnn cannot run: .* CUDA device"):
         _ = gallery.torch_cudnn
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(entry_module, "installed", lambda name: "1.0" if name == "torch" else None)
+    monkeypatch.setattr(catalogue, "installed", lambda name: "1.0" if name == "torch" else None)
     assert not ON_CUDA["torch_cudnn"].problem and gallery.torch_cudnn.__name__ == "torch_cudnn"
     assert gallery.torch_varlen.__name__ == "torch_varlen", "what a CPU cannot run, a GPU can"
     problem = ON_CUDA["xformers_split_k"].problem

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attention_gallery import conch_kernels, flag_gems_kernels, lmdeploy_kernels, sglang_kernels
+from attention_gallery import conch_kernels, lmdeploy_kernels, sglang_kernels, triton_kernels
 from attention_gallery.caches import over_bits
 from attention_gallery.catalogue import MODELLED
 from attention_gallery.source_modules import module
@@ -25,7 +25,7 @@ A100 = GPU.of("A100")
 IMPORTED = {  # page -> imports the project's files from its archive, without what else the project would import
     "find_sageattention": lambda: pytest.importorskip("sageattention"),
     "find_conch": lambda: [conch_kernels._file(name) for name in ("paged_attention", "varlen_attention")],
-    "find_flag_gems": flag_gems_kernels._attention,
+    "find_flag_gems": triton_kernels._flag_gems,
     "find_sglang_decode": lambda: module(
         sglang_kernels.SGLANG, f"{sglang_kernels.FILES}.decode_attention", sglang_kernels.STUBS
     ),

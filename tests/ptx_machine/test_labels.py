@@ -21,7 +21,7 @@ INNER = re.compile(r"gpu[.:]on:|attention_check\.gpu", re.IGNORECASE)
 
 @pytest.mark.parametrize("name, words", [
     ("flash", "flash"), ("attention_gallery:mlx_sdpa", "gallery:mlx_sdpa"), ("mine:f@bshd", "mine:f@bshd"),
-    ("gpu:A100:attention_gallery.flash_attn_cuda:fa2_cuda", "gallery:fa2_cuda on A100"),
+    ("gpu:A100:attention_gallery.flash_attn_kernels:fa2_cuda", "gallery:fa2_cuda on A100"),
     ("gpu:H100~1:mine:attention@bshd", "mine:attention@bshd on H100~1"), ("gpu:A100:fa2", "fa2 on A100"),
     ("mine:f@bshd@scale_one", "mine:f@bshd@scale_one"), ("mine:f@one_query", "mine:f@one_query"),
 ])  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_command_names_them_too(command):
 
 
 @pytest.mark.parametrize("name, package", [
-    ("fa2", "flash-attn 2.8.3"), ("attention_gallery.flash_attn_cuda:fa2_cuda", "flash-attn 2.8.3"),
+    ("fa2", "flash-attn 2.8.3"), ("attention_gallery.flash_attn_kernels:fa2_cuda", "flash-attn 2.8.3"),
     ("numpy:dot", f"numpy {installed('numpy')}"),
 ])  # fmt: skip
 def test_the_package_of_a_page_is_the_kernels(name, package):

@@ -1,6 +1,7 @@
 """The gallery, judged: every kernel in a process of its own, which may crash or hang; a row of a table for each."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,8 +26,7 @@ from attention_check.measure.examine import examine
 from attention_check.measure.plan import QUICK, CheckPlan
 from attention_check.measure.relations import RELATIONS
 from attention_gallery.caches import QUANTISED_INPUTS, over_bits
-from attention_gallery.catalogue import CATALOGUES, FEW_QUERIES
-from attention_gallery.entry import Entry, installed
+from attention_gallery.catalogue import CATALOGUES, FEW_QUERIES, PLANNED, Entry, installed
 from fa_lib import kernels
 from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
@@ -34,27 +34,11 @@ from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.rule import ALLOWED
 
-PLANS = {
-    "full": CheckPlan(
-        lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"),
-        head_dims=(), troubled_n=512, bias_seeds=3, runs=3, square=1500, relations=(*RELATIONS,),
-    ),
-    "quick": QUICK,
-    "gpu": CheckPlan(  # a kernel in a minute or less, most of it Triton's compiler
-        lengths=(128, 1024, 16384), seeds=2, shapes=("97", "causal 203", "GQA 384", "256"), head_dims=(),
-        troubled_n=128, bias_seeds=3, runs=3, square=1024, relations=(*RELATIONS,),
-    ),
-    "modelled": CheckPlan(  # a GPU kernel on a CPU, in some minutes of one core
-        lengths=(128, 512, 4096), seeds=1, shapes=("97", "causal 203", "GQA 384"), head_dims=(), troubled_n=128,
-        bias_seeds=2, runs=2, square=512, relations=(*RELATIONS,), related_n=64, related_formats=1,
-    ),
-    "rehearsal": CheckPlan((128,), 1, ("97",), (), 128, 2, 2, square=128),
-}  # fmt: skip
-SQUARE = ("113 x 203", "256")  # shapes that FEW_QUERIES are not asked for: they have others off and on the tiles
-SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
-COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
-BUILT = ("torch_flex_compiled", "cutlass_fmha", "fa2_cuda")  # anew for every shape or option
-FIRST = (*BUILT, "flex_decode", "fa4_hopper", "flash_attn_triton_package")  # minutes each: else one is left at the end
+PLANS = {"quick": QUICK}
+for _depth, _plan in PLANNED["depths"].items():
+    _fields: dict[str, Any] = {"relations": [*RELATIONS]} | _plan
+    _lists: dict[str, Any] = {name: (*value,) for name, value in _fields.items() if isinstance(value, list)}
+    PLANS[_depth] = CheckPlan(**_fields | _lists)
 LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}  # of the columns times_<key> -> in words
 BY_FEW_BITS = {"error", "outputs", "relation", "sum_error", "coarse", "gradients"}  # findings that few bits make
@@ -81,39 +65,29 @@ class JudgingSettings:
     limit_s: float = LIMIT_S
 
     def entry(self, key: str) -> Entry:
-        """Return the entry of a key, of the device's catalogue; a ValueError where the key is unknown."""
+        """Return the entry of a key, of the device's catalogue, or raise a ValueError where the key is unknown."""
         return lookup("kernel", key, CATALOGUES[self.device])
 
     def plan(self, entry: Entry) -> CheckPlan:
         """Plan how thoroughly an entry's kernel is examined: less where it is compiled or interpreted anew at each
         call, or takes few queries."""
         plan = PLANS[self.depth]
-        if self.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
+        if self.depth == "full" and entry.key in PLANNED["slow"]:
             plan = replace(plan, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
         if entry.project.startswith("whisper"):  # its encoder makes 1,500 keys, and its decoder sees no more
             plan = replace(plan, lengths=tuple(n for n in plan.lengths if n <= 1500))
         if self.device == "modelled":
-            return _simulated(entry, replace(plan, asked_head_dims=None))  # each head_dim would be compiled
-        if entry.key in FEW_QUERIES:
-            shapes = tuple(shape for shape in plan.shapes if shape not in SQUARE)
+            plan = replace(plan, asked_head_dims=None)  # each would be compiled
+            if entry.key in PLANNED["compiled_anew"]:
+                plan = replace(plan, lengths=(128, 512), shapes=("97",), relations=QUICK.relations)
+            if entry.key in FEW_QUERIES:  # each query takes some 50 ms
+                few = dict(asked_queries=1, troubled_n=32, related_n=16, square=32, relations=QUICK.relations)
+                plan = replace(plan, shapes=("97",), **few)
+        elif entry.key in FEW_QUERIES:
+            shapes = tuple(shape for shape in plan.shapes if shape not in PLANNED["square"])
             square = min(plan.square, 128)
             plan = replace(plan, square=square, troubled_n=128, related_n=64, asked_queries=16, shapes=shapes)
         return plan
-
-    def record_file(self, key: str) -> Path:
-        """Name the file of a kernel's record."""
-        return Path(self.folder) / f"{key}.json"
-
-
-def _simulated(entry, plan):
-    """Plan for a GPU kernel that runs on a CPU: fewer calls where each shape is compiled, or each query takes some
-    50 ms."""
-    if entry.module in COMPILED_ANEW:
-        plan = replace(plan, lengths=(128, 512), shapes=("97",), relations=QUICK.relations)
-    if entry.key in FEW_QUERIES:
-        few = dict(troubled_n=32, related_n=16, square=32, relations=QUICK.relations)
-        plan = replace(plan, asked_queries=1, shapes=("97",), **few)
-    return plan
 
 
 def judge_all(keys: Sequence[str], settings: JudgingSettings, say: Callable, jobs: int = 2) -> pd.DataFrame:
@@ -134,7 +108,7 @@ def judge_all(keys: Sequence[str], settings: JudgingSettings, say: Callable, job
     entries = [settings.entry(key) for key in keys]
     left = [entry for entry in entries if not entry.problem and not _kept(entry, settings)]
     # XLA compiles for minutes, and the catalogue ends with slower ones
-    left = sorted(left[::-1], key=lambda entry: (entry.key not in FIRST, "jax" not in entry.needs))
+    left = sorted(left[::-1], key=lambda entry: (entry.key not in PLANNED["first"], "jax" not in entry.needs))
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
     for ended in call_each([entry.key for entry in left], settings, jobs):
         entry = settings.entry(ended.key)
@@ -184,10 +158,7 @@ def judgement_of(key: str, settings: JudgingSettings) -> Judgement | None:
 
 
 def row(entry: Entry, record: dict | None) -> dict[str, Any]:
-    """Write what a kernel came to.
-
-    Args:
-        record: of `judge_one`; None where the kernel cannot run here.
+    """Write what a kernel came to, by its record of `judge_one`, which is None where the kernel cannot run here.
 
     Returns:
         key, project, version (of its distribution), use; verdict ("passes", "fails", "not_judged", "cannot_run");
@@ -203,33 +174,29 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
         return about | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])
     findings = Judgement.of(record).findings
     low = [f for f in findings if f.what == "carry" and f.severity == Severity.FAILS]
-    carried = dict(
+    side = next((f for f in findings if f.what == "outwards"), None)
+    causes = dict.fromkeys(f.what for f in findings if f.severity == Severity.FAILS or f.what == "rounded_splits")
+    return about | dict(verdict=record["verdict"]) | record["numbers"] | dict(
         carries=" ".join(dict.fromkeys(f.where["sum"] for f in low)),
         carried_in=" ".join(dict.fromkeys(f.where["fmt"] for f in low)),
         tile=max((f.where["tile"] or 0 for f in low), default=0) or None,
-    )
-    gradients = max((f.number for f in findings if f.what == "gradients" and f.number), default=None)
-    side = next((f for f in findings if f.what == "outwards"), None)
-    bias = dict(outwards=side and side.number, baseline_outwards=side and side.where.get("baseline"))
-    causes = dict.fromkeys(f.what for f in findings if f.severity == Severity.FAILS or f.what == "rounded_splits")
-    return about | dict(verdict=record["verdict"]) | record["numbers"] | carried | bias | dict(
-        gradients=gradients, cause=" ".join(causes), problem="", over_bits=record.get("over_bits"),
+        outwards=side and side.number, baseline_outwards=side and side.where.get("baseline"),
+        gradients=max((f.number for f in findings if f.what == "gradients" and f.number), default=None),
+        cause=" ".join(causes), problem="", over_bits=record.get("over_bits"),
     )  # fmt: skip
 
 
 def errors(lengths: pd.DataFrame) -> dict[str, float]:
     """Compute times_<queries> and relative_<queries>, see `row`, of a table of `examine.measure`; nothing where nothing
     ran."""
-    numbers = {}
+    numbers: dict[str, float] = {}
     if not len(lengths):
         return numbers
-    groups = lengths.queries.where(lengths.queries < lengths.n, "many").astype(str)
-    for queries, calls in lengths.groupby(groups):
+    for queries, calls in lengths.groupby(lengths.queries.where(lengths.queries < lengths.n, "many").astype(str)):
         if queries in QUERIES:
-            infinite = (~calls.finite.astype(bool)).any()
-            times = float("inf") if infinite else float(worst_draws(calls, OF_LENGTHS, ALLOWED["o"]).times_max.max())
-            numbers[f"times_{queries}"] = times
-            numbers[f"relative_{queries}"] = float("inf") if infinite else float(calls.relative.max())
+            largest = worst_draws(calls, OF_LENGTHS, ALLOWED["o"]).times_max.max(), calls.relative.max()
+            worst = map(float, largest if calls.finite.astype(bool).all() else (math.inf, math.inf))
+            numbers[f"times_{queries}"], numbers[f"relative_{queries}"] = worst
     return numbers
 
 
@@ -241,13 +208,8 @@ def of_few_bits(record: dict) -> str:
 
 @dataclass(frozen=True)
 class EndedCall:
-    """How judging a kernel ended.
-
-    Attributes:
-        key: the kernel's.
-        code: the exit status of its process: 1 after an exception, -n after signal n; None: it ran out of time.
-        printed: all that it printed, and its traceback.
-    """
+    """How judging a kernel ended: its key; the exit status of its process, 1 after an exception, -n after signal n,
+    None where it ran out of time; all that it printed, and its traceback."""
 
     key: str
     code: int | None
@@ -255,16 +217,10 @@ class EndedCall:
 
 
 def call_each(keys: Sequence[str], settings: JudgingSettings, jobs: int, program: str = PROGRAM) -> Iterator[EndedCall]:
-    """Judge each kernel in a process of its own, several at a time: one that crashes, hangs or changes its process
-    leaves the others alone. When the iterator ends, by an error or Ctrl-C too, the processes that still run are ended,
-    with those that they started.
-
-    Args:
-        jobs: processes at a time. program: what each runs, with a key and the settings as JSON.
-
-    Yields:
-        each call once it has ended.
-    """
+    """Judge each kernel in a process of its own, `jobs` at a time, and yield each call once it has ended: one that
+    crashes, hangs or changes its process leaves the others alone. When the iterator ends, by an error or Ctrl-C too,
+    the processes that still run are ended, with those that they started. program: what each runs, with a key and the
+    settings as JSON."""
     running, stopped = set(), threading.Event()
     order = json.dumps(asdict(settings))
 
@@ -297,16 +253,17 @@ def call_each(keys: Sequence[str], settings: JudgingSettings, jobs: int, program
 
 
 def judge_for_parent(key: str, settings: str) -> None:
-    """Judge one kernel in a process of `call_each`; settings: as JSON."""
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    """Judge one kernel in a process of `call_each`, which ends with its parent, as do those that it started; settings:
+    as JSON."""
+    parent = os.getppid()
+
+    def follow():
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=follow, daemon=True).start()
     judge_one(key, JudgingSettings(**json.loads(settings)))
-
-
-def _follow(parent):
-    """End this process, and those that it started, with its parent."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
 
 
 def _end(process):
@@ -324,12 +281,9 @@ def _fingerprint(entry, settings):
 
 
 def _problem(ended, settings):
-    """Say what became of a kernel's process; "" where it came to its end.
-
-    Raises:
-        RuntimeError: an error of ours, not of the kernel's. On CUDA an error is reported as a kernel's, too: after a
-            kernel's fault every call there fails, and nothing says whose it was.
-    """
+    """Say what became of a kernel's process; "" where it came to its end. An error of ours, not of the kernel's, is
+    raised as RuntimeError; on CUDA it is reported as a kernel's, too: after a kernel's fault every call there fails,
+    and nothing says whose it was."""
     if ended.code == 0:
         return ""
     if ended.code is None:
@@ -343,14 +297,14 @@ def _problem(ended, settings):
 
 
 def _write(settings, key, record):
-    with replacing(settings.record_file(key)) as path:
+    with replacing(Path(settings.folder) / f"{key}.json") as path:
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _read(settings, key):
     """Read the record of a kernel; None where there is none, or what is there is damaged."""
     try:
-        record = json.loads(settings.record_file(key).read_text())
+        record = json.loads((Path(settings.folder) / f"{key}.json").read_text())
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) and "verdict" in record and "problem" in record else None

@@ -4,9 +4,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -29,35 +30,18 @@ from fa_lib.execution.sweep import sweep
 from fa_lib.execution.untrusted import Untrusted
 from fa_lib.plots.recorded import NONE
 
-T = TypeVar("T")
-
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
 RECORDED = "14_gallery"  # the table that was recorded of kernels on another device
 OTHERS = "other_versions"  # the table of `others`
 ON_MODELLED = "GPUs that are modelled on a CPU"  # the title of the kernels of MODELLED
-MODELLED_LIMIT_S = 1800  # of one GPU kernel on a CPU
-FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
-THREE = ("llama_cuda_decode", "sglang_extend", "conch_paged")  # of a quick look at GPU kernels
-FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy", "sageattention")
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
-VERDICTS = {
-    "passes": "passes", "fails": "**fails**", "differs": "*differs*", "not_judged": "not judged",
-    "cannot_run": "cannot run here",
-}  # fmt: skip
-CAUSES = {  # findings of judging.row's cause, the gravest first -> a few words, where nobody has read the source
-    "carry": "keeps a running sum in 16 bits",
-    "coarse": "computes a format in a coarser one",
-    "answer": "answers some calls wrongly",
-    "scale": "is off by one factor",
-    "noise": "gives other results on each call",
-    "problem": "NaN or an error on some inputs",
-    "wrong_gradient": "wrong gradients",
-    "error": "error beyond the rule",
-    "relation": "breaks a relation",
-    "outputs": "error beyond the rule at some shapes",
-}
+COLUMNS = (  # of the index's tables, which may lack some
+    *(f"{number}_{key}" for number in ("times", "relative") for key in QUERIES),
+    *"version gradients outwards baseline_outwards cause over_bits found source reason problem".split(),
+)
+WORDS = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 
 
 def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: bool = False) -> None:
@@ -75,98 +59,75 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: 
     everything = not only and not quick
     if everything and CHECKOUT is None:
         raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
-    if simulated:
-        depth, every, few = "rehearsal" if quick else "modelled", MODELLED, THREE
-        folder = build() / "gallery" / f"gpu_{depth}"
-        settings = JudgingSettings(f"{folder}", depth, "modelled", limit_s=MODELLED_LIMIT_S)
-    else:
-        depth, every, few = "quick" if quick else "full", ENTRIES, FIVE
-        settings = JudgingSettings(f"{build() / 'gallery' / depth}", depth)
-    table = judge_all(list(only or (few if quick else every)), settings, say, jobs)
+    device, every = ("modelled", MODELLED) if simulated else ("cpu", ENTRIES)
+    depth, keys = (WORDS["quick"][device], WORDS["few"][device]) if quick else (WORDS["thorough"][device], every)
+    folder, limit_s = build() / "gallery" / f"{'gpu_' if simulated else ''}{depth}", WORDS["limit_s"][device]
+    settings = JudgingSettings(f"{folder}", depth, device, limit_s=limit_s)
+    table = judge_all(list(only or keys), settings, say, jobs)
     for row in table.to_dict("records"):
         say(summary_line(row))
     if everything and simulated:
-        publish_modelled(table, settings)
+        publish(table, settings)
         say("data/gallery/modelled.csv, docs/gallery and figures/gallery are new; see `git status`")
     elif everything:
         say("the finds")
         proofs = prove(f"{Path(settings.folder) / 'cells'}", jobs)
         for find in FINDS.keys() - proofs.keys():
             say(f"{find}: kept as it was; this processor computes it otherwise")
-        publish(table, proofs_kept() | proofs, settings)
+        publish(table, settings, proofs_kept() | proofs)
         say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
 
 
 def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
-    """Compute the tables of the finds, swept over lengths, queries, threads and splits: find -> rows of
-    `finds`, with the parameters of each; without OpenVINO's where this processor computes its FP16
-    otherwise."""
-    inputs = dict(distribution=["uniform", "normal"], seed=range(2))
+    """Compute the tables of the finds, swept over lengths, queries, threads and splits: find -> rows of `finds`, with
+    the parameters of each; without OpenVINO's where this processor computes its FP16 otherwise."""
+    inputs, grids = dict(distribution=["uniform", "normal"], seed=range(2)), WORDS["finds"]
     with workers(jobs) as pool:
-
-        def over(find, *grids):
-            swept = [sweep(FINDS[find], grid | inputs, cache=cache, executor=pool) for grid in grids]
-            return pd.concat(swept, ignore_index=True)
-
-        lengths = dict(n=[512, 1024, 2048, 4096, 8192, 16384], queries=1, threads=2)
-        queries, threads = dict(n=4096, queries=[63, 64], threads=2), dict(n=16384, queries=1, threads=[1, 8])
-        rows = dict(n=256, queries=[1024, 4096, 16384, 65536])
-        proofs = dict(
-            torch_backward=over("torch_backward", rows, *(dict(n=n, queries=n) for n in (2048, 4096, 8192))),
-            ggml=over("ggml", lengths, queries, threads),
-            ringattention=over("ringattention", dict(n=[512, 2048, 8192])),
-            pallas_decode=over("pallas_decode", dict(n=4096, splits=[1, 4, 16])),
-        )
-        return proofs | (dict(openvino=over("openvino", dict(n=[512, 2048, 8192]))) if computes_fp16_in_bf16() else {})
+        swept = {
+            find: [sweep(FINDS[find], grid | inputs, cache=cache, executor=pool) for grid in grids[find]]
+            for find in grids
+            if find != "openvino" or computes_fp16_in_bf16()
+        }
+    return {find: pd.concat(tables, ignore_index=True) for find, tables in swept.items()}
 
 
-def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], settings: JudgingSettings) -> None:
-    """Write tables, figures and pages of the whole gallery into the checkout. proofs: find -> its table."""
-    assert CHECKOUT is not None  # `make` refuses to publish without one
-    tables = dict(verdicts=table, **proofs) | {OTHERS: others(table)}  # before the table of now is written
-    for name, rows in tables.items():
-        with replacing(TABLES / f"{name}.csv") as path:
-            rows.to_csv(path, index=False, float_format="%.5g")
-    _write_provenance("provenance", dict(kernels=list(table.key), processor=judged_on()))
-    judgements = {key: judgement_of(key, settings) for key in table.key[table.verdict != "cannot_run"]}
-    write(explained(table, "cpu"), judgements, DOCS)
+def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str, pd.DataFrame] = NONE) -> None:
+    """Write tables, figures and pages of all of a catalogue into the checkout. proofs: find -> its table."""
+    made_of: dict[str, Any] = dict(kernels=list(table.key))
+    if settings.device == "modelled":
+        entries = [MODELLED[key] for key in table.key]
+        table = table.assign(gpu=[entry.gpu for entry in entries], as_used=[entry.as_used for entry in entries])
+        made_of["archives"] = {key: entry.package.sha256 for key, entry in MODELLED.items() if entry.package}
+        tables, name = dict(modelled=table), "modelled_provenance"
+    else:  # others reads the table of before
+        tables, name = dict(verdicts=table, **proofs) | {OTHERS: others(table)}, "provenance"
+        made_of["processor"] = judged_on()
+    for file, rows in tables.items():
+        _write(TABLES / f"{file}.csv", rows.to_csv(index=False, float_format="%.5g"))
+    _write(TABLES / f"{name}.json", json.dumps(provenance(made_of), indent=1) + "\n")
+    ran = explained(table[table.verdict != "cannot_run"], settings.device)
+    judgements = {key: judgement_of(key, settings) for key in ran.key}
+    write(ran, judgements, DOCS, {**MODELLED, **ENTRIES} if settings.device == "modelled" else MODELLED)
     for find, rows in proofs.items():
-        page = DOCS / f"find_{find}.md"
-        text = with_numbers(page.read_text(), of_one_tensor(rows), [name for name in BY if name in rows])
-        with replacing(page) as path:
-            path.write_text(text)
-    renew()
-
-
-def publish_modelled(table: pd.DataFrame, settings: JudgingSettings) -> None:
-    """Write the table, the figure, the pages and the index of GPU kernels into the checkout."""
-    assert CHECKOUT is not None  # `make` refuses to publish without one
-    entries = [MODELLED[key] for key in table.key]
-    table = table.assign(gpu=[entry.gpu for entry in entries], as_used=[entry.as_used for entry in entries])
-    with replacing(TABLES / "modelled.csv") as path:
-        table.to_csv(path, index=False, float_format="%.5g")
-    archives = {key: entry.package.sha256 for key, entry in MODELLED.items() if entry.package}
-    _write_provenance("modelled_provenance", dict(kernels=list(table.key), archives=archives))
-    for row in explained(table[table.verdict != "cannot_run"], "modelled").to_dict("records"):
-        with replacing(DOCS / f"{row['key']}.md") as path:
-            path.write_text(page(row, judgement_of(row["key"], settings)))
+        text = (DOCS / f"find_{find}.md").read_text()
+        by = [name for name in BY if name in rows]
+        _write(DOCS / f"find_{find}.md", with_numbers(text, of_one_tensor(rows), by))
     renew()
 
 
 def renew() -> None:
     """Write the index and the figures anew from the committed tables, as after a change of data/gallery/causes.csv."""
-    assert CHECKOUT is not None
+    assert CHECKOUT is not None  # `make` refuses to publish without one
     judged = committed("verdicts")
     table, other = explained(judged, "cpu"), elsewhere(recorded(RECORDED))
-    with replacing(DOCS / "index.md") as path:
-        path.write_text(index(table, other, explained(others(judged), "cpu")))
+    _write(DOCS / "index.md", index(table, other, explained(others(judged), "cpu")))
     for name, figure in drawn(table, proofs_kept(), other).items():
         save_figure(figure, CHECKOUT / "figures" / name)
 
 
-def _write_provenance(name, parameters):
-    with replacing(TABLES / f"{name}.json") as path:
-        path.write_text(json.dumps(provenance(parameters), indent=1) + "\n")
+def _write(file: Path, text: str) -> None:
+    with replacing(file) as path:
+        path.write_text(text)
 
 
 def judged_on() -> str:
@@ -188,11 +149,8 @@ def proofs_kept() -> dict[str, pd.DataFrame]:
 
 
 def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
-    """Read the committed rows of other versions of these kernels, which stay when a library is renewed.
-
-    Args:
-        table: of `judging.rows`; so is the result. folder: has verdicts.csv and other_versions.csv.
-    """
+    """Read the committed rows of other versions of a table's kernels, which stay when a library is renewed. table: of
+    `judging.rows`; so is the result. folder: has verdicts.csv and other_versions.csv."""
     rows = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
     another = rows.version != rows.key.map(dict(zip(table.key, table.version)))
     judged = rows.verdict.isin(("passes", "fails")) & rows.key.isin(table.key)
@@ -207,20 +165,19 @@ def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]
     return modelled | {device: explained(rows, device) for device, rows in on_devices.items()}
 
 
-def write(table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path) -> None:
+def write(
+    table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path, stay: Iterable[str] = MODELLED
+) -> None:  # fmt: skip
     """Write a page for each kernel that could run into a folder; remove pages of kernels that are gone.
 
     Args:
         table: as of `index`. judgements: key -> judgement or None, for each kernel with a page.
+        stay: keys of other kernels, whose pages are not removed.
     """
-    pages = {
-        row["key"]: page(row, judgements[row["key"]]) for row in table.to_dict("records") if row["key"] in judgements
-    }
-    for name, text in pages.items():
-        with replacing(folder / f"{name}.md") as path:
-            path.write_text(text)
+    for row in table[table.key.isin(judgements)].to_dict("records"):
+        _write(folder / f"{row['key']}.md", page(row, judgements[row["key"]]))
     for old in folder.glob("*.md"):
-        if old.stem not in {*pages, *MODELLED, "index"} and not old.stem.startswith("find_"):
+        if old.stem not in {*judgements, *stay, "index"} and not old.stem.startswith("find_"):
             old.unlink()
 
 
@@ -232,14 +189,7 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     """
     sentences = [sentence for group in sentences_of(judgement).values() for sentence in group] if judgement else []
     findings = [" ".join(filter(None, (sentence.line, sentence.more, sentence.remedy))) for sentence in sentences]
-    errors = [
-        (text, times(row.get(f"times_{key}")), power(row.get(f"relative_{key}"))) for key, text in QUERIES.items()
-    ]
-    return _templates().get_template("kernel.md.jinja").render(
-        row=row, verdict=VERDICTS[row["verdict"]], bias=_bias(row, " ulp", "Baseline's own: "),
-        findings=findings or [f"It {row['problem']}."],
-        errors=_markdown_table(("queries", "largest error over Baseline's", "largest relative error"), errors),
-    )  # fmt: skip
+    return _rendered("kernel.md.jinja", row=row, findings=findings or [f"It {row['problem']}."])
 
 
 def index(
@@ -250,67 +200,32 @@ def index(
     Args:
         table: of `causes.explained`; so is older, of `others`. elsewhere: of `elsewhere`.
     """
-    every = table if older is None else pd.concat([table, older])
-    every = every.sort_values("key", key=lambda keys: keys.map(list(table.key).index), kind="stable")
-    names = {ON_MODELLED: "modelled"}
-    tables = {"cpu": every} | {names.get(device, device): other for device, other in elsewhere.items()}
-    together = [table, *(other for device, other in tables.items() if device == "modelled")]
+    versions = pd.concat([table, older]).sort_values(
+        "key", key=lambda keys: keys.map(list(table.key).index), kind="stable"
+    )
+    together = [table, *(rows for device, rows in elsewhere.items() if device == ON_MODELLED)]
     with_pages = [key for rows in together for key in rows.key[rows.verdict != "cannot_run"]]
-    sections = [
-        dict(
-            device=device, reasons=_reasons(other),
-            kernels=_listed(other, {*with_pages} if device in ("cpu", "modelled") else frozenset()),
-        )
-        for device, other in tables.items()
-    ]  # fmt: skip
-    parameters = json.loads((TABLES / "provenance.json").read_text())["parameters"]
-    return _templates().get_template("index.md.jinja").render(
-        sections=sections, counts=counted(row for rows in together for row in rows.to_dict("records")),
-        processor=parameters["processor"],
-        pages=[*(f"find_{find}" for find in (*FINDS, *FINDS_ON_GPU)), *with_pages],
+    sections = []
+    for device, rows in {"CPU": versions, **elsewhere}.items():
+        rows = rows.reindex(columns=rows.columns.union(COLUMNS, sort=False))
+        rows["relative"] = rows[[f"relative_{key}" for key in QUERIES]].max(axis=1)
+        rows["linked"] = rows.key.isin(with_pages if device in ("CPU", ON_MODELLED) else ()) & ~rows.key.duplicated()
+        reasons = rows[rows.reason.map(given)].groupby("reason", sort=False).key.agg(list)
+        lines = rows.to_dict("records")
+        sections.append(dict(device=device, rows=lines, reasons=reasons.to_dict(), as_used="as_used" in rows))
+    return _rendered(
+        "index.md.jinja", sections=sections, counts=counted(pd.concat(together).to_dict("records")),
+        processor=json.loads((TABLES / "provenance.json").read_text())["parameters"]["processor"],
+        pages=[*(f"find_{find}" for find in (*FINDS, *WORDS["finds_on_gpu"])), *with_pages],
     )  # fmt: skip
 
 
-def _listed(table: pd.DataFrame, pages: Set[str]) -> str:
-    """Write a Markdown table: a line for each kernel and version; a kernel's first line links to its page, if any."""
-    columns = ("kernel", "version", "1 query", "16", "many", "relative error", "gradients", "bias (Baseline's)",
-               "relations", "verdict", "found", *(["GPU", "as used"] if "as_used" in table else []))  # fmt: skip
-    lines, linked = [], set()
-    for row in table.to_dict("records"):
-        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many")]
-        relative = [row[name] for name in (f"relative_{key}" for key in QUERIES) if given(row.get(name))]
-        numbers += [power(max(relative, default=None)), times(row.get("gradients")), _bias(row) or "–"]
-        name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages - linked else row["key"]
-        linked.add(row["key"])
-        version = row["version"] if given(row["version"]) else ""
-        broken = "not counted" if given(row.get("over_bits")) else "breaks one"
-        kept = broken if "relation" in str(row.get("cause")).split() else "kept"
-        relations = kept if row["verdict"] in JUDGED else "–"
-        source = f" ({row['source']})" if given(row.get("source")) else ""
-        cells = (*numbers, relations, VERDICTS[row["verdict"]], literal(f"{stated_cause(row)}{source}"))
-        cells += (row["gpu"], literal(row["as_used"])) if "as_used" in table else ()
-        lines.append((f"{row['project']}: {name}", literal(version), *cells))
-    return _markdown_table(columns, lines)
-
-
-def _reasons(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Collect why rows differ, or what the authors of a failing kernel may say: reason -> keys."""
-    keys: dict[str, list[str]] = {}
-    for row in table.to_dict("records"):
-        if given(row.get("reason")):
-            keys.setdefault(row["reason"], []).append(row["key"])
-    return keys
-
-
 def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
-    """Put a table into the text of a find's page, between its two marks.
+    """Put a table into the text of a find's page, between its two marks, or raise a ValueError where they are missing.
 
     Args:
         text: the page's. rows: of `finds.error_rows`, with the columns of the call.
         by: the columns that name the call, of BY.
-
-    Raises:
-        ValueError: the marks are missing.
     """
     names = [f"{name}: × Baseline" for name in WHO.values()]
     head, lines = [*by, *names, "kernel: relative error", "emulated: correlation of errors"], []
@@ -319,7 +234,8 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
         alike = mean.alike["emulated"]
         correlation = "–" if math.isnan(alike) else f"{alike:.4f}"
         lines.append((*map(str, key), *map(times, mean.times_max), power(mean.relative["kernel"]), correlation))
-    return renewed(text, BEGIN, END, _markdown_table(head, lines), "text")
+    first, *rest = (f"| {' | '.join(cells)} |" for cells in (head, *lines))
+    return renewed(text, BEGIN, END, "\n".join([first, "|" + "---|" * len(head), *rest]), "text")
 
 
 def of_one_tensor(rows: pd.DataFrame) -> pd.DataFrame:
@@ -330,11 +246,8 @@ def of_one_tensor(rows: pd.DataFrame) -> pd.DataFrame:
 def drawn(
     table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
 ) -> dict[str, Figure]:
-    """Draw the figures "gallery", "gallery_all" and "gallery_finds".
-
-    Args:
-        table, elsewhere: as of `index`. proofs: find -> its table.
-    """
+    """Draw the figures "gallery", "gallery_all" and "gallery_finds". table, elsewhere: as of `index`. proofs: find ->
+    its table."""
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     caption = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
     tables = {
@@ -344,7 +257,7 @@ def drawn(
     return dict(
         gallery=plots.defects({device: rows for device, rows in tables.items() if device in ("CPU", ON_MODELLED)}),
         gallery_all=plots.every_path(tables, " ".join(_caption(device, rows) for device, rows in tables.items())),
-        gallery_finds=plots.finds(shown, caption),
+        gallery_finds=plots.finds(shown, WORDS["panels"], caption),
     )
 
 
@@ -371,11 +284,8 @@ def summary_line(row: Mapping) -> str:
 
 
 def stated_cause(row: Mapping) -> str:
-    """Say in a few words why a kernel fails or differs, or that it is as good as its bits; "" where it passes.
-
-    Args:
-        row: of `causes.explained`, or of `judging.rows`.
-    """
+    """Say in a few words why a kernel fails or differs, or that it is as good as its bits; "" where it passes. row: of
+    `causes.explained`, or of `judging.rows`."""
     if given(row.get("found")):
         return row["found"]
     if given(row.get("over_bits")) and row["verdict"] == "passes":
@@ -383,10 +293,10 @@ def stated_cause(row: Mapping) -> str:
     if given(row.get("problem")):
         return row["problem"]
     findings = str(row.get("cause") or "").split() if row["verdict"] == "fails" else []
-    return next((text for finding, text in CAUSES.items() if finding in findings), "")
+    return next((text for finding, text in WORDS["findings"].items() if finding in findings), "")
 
 
-def _bias(row, unit="", whose=""):
+def bias(row: Mapping, unit: str = "", whose: str = "") -> str:
     """Write a row's bias, with Baseline's in brackets where the row has it; "" where the row has none."""
     if not given(row.get("outwards")):
         return ""
@@ -394,7 +304,7 @@ def _bias(row, unit="", whose=""):
     return f"{row['outwards']:+.2f}{unit}{baseline}"
 
 
-def given(value: T | None) -> TypeGuard[T]:
+def given(value: Any) -> bool:
     """Say whether a table's cell has a value: it is no NaN, None or empty text."""
     return value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
 
@@ -408,7 +318,7 @@ def times(value: float | None) -> str:
 
 def power(value: float | None) -> str:
     """Write a relative error for a table: two digits, ∞, or a dash where there is none."""
-    return "–" if not given(value) else "∞" if math.isinf(value) else f"{value:.1e}"
+    return "–" if value is None or math.isnan(value) else "∞" if math.isinf(value) else f"{value:.1e}"
 
 
 def literal(text: str) -> str:
@@ -416,16 +326,11 @@ def literal(text: str) -> str:
     return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", Untrusted(text))
 
 
-def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    first, *lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
-    return "\n".join([first, "|" + "---|" * len(head), *lines])
-
-
-def _templates() -> Environment:
-    loader = FileSystemLoader(Path(__file__).parent)
-    templates = Environment(
-        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    templates.filters |= dict(literal=literal, times=times)
-    templates.tests |= dict(given=given)
-    return templates
+def _rendered(template: str, **values: Any) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= dict(literal=literal, times=times, power=power, bias=bias, stated_cause=stated_cause)
+    environment.tests |= dict(given=given)
+    return environment.get_template(template).render(values, verdicts=WORDS["verdicts"], judged=JUDGED, queries=QUERIES)
