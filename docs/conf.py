@@ -41,6 +41,16 @@ for committed in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
     nbformat.write(notebook, shown)
 
 
+def kernel_pages() -> None:
+    """Write a page for each kernel of the gallery; git ignores them."""
+    from attention_gallery.commands.pages import write
+
+    write(ROOT / "docs" / "gallery")
+
+
+kernel_pages()
+
+
 def ledger() -> str:
     """Return the ledger's tables."""
     from fa_lib.execution.ledger import ledger, sections

@@ -31,6 +31,7 @@ from fa_lib.execution.untrusted import Untrusted
 from fa_lib.plots.recorded import NONE
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
+JUDGEMENTS = TABLES / "judgements.json"  # kernel -> the record of its Judgement
 RECORDED = "14_gallery"  # the table that was recorded of kernels on another device
 OTHERS = "other_versions"  # the table of `others`
 ON_MODELLED = "GPUs that are modelled on a CPU"  # the title of the kernels of MODELLED
@@ -105,9 +106,10 @@ def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str,
     for file, rows in tables.items():
         _write(TABLES / f"{file}.csv", rows.to_csv(index=False, float_format="%.5g"))
     _write(TABLES / f"{name}.json", json.dumps(provenance(made_of), indent=1) + "\n")
-    ran = explained(table[table.verdict != "cannot_run"], settings.device)
-    judgements = {key: judgement_of(key, settings) for key in ran.key}
-    write(ran, judgements, DOCS, {**MODELLED, **ENTRIES} if settings.device == "modelled" else MODELLED)
+    judged = {key: judgement_of(key, settings) for key in table.key[table.verdict != "cannot_run"]}
+    kept = {key: each for key, each in judgements().items() if key not in judged and key in {**ENTRIES, **MODELLED}}
+    records = {key: each.record() for key, each in sorted((kept | judged).items()) if each}
+    _write(JUDGEMENTS, json.dumps(records, indent=0) + "\n")
     for find, rows in proofs.items():
         text = (DOCS / f"find_{find}.md").read_text()
         by = [name for name in BY if name in rows]
@@ -165,20 +167,18 @@ def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]
     return modelled | {device: explained(rows, device) for device, rows in on_devices.items()}
 
 
-def write(
-    table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path, stay: Iterable[str] = MODELLED
-) -> None:  # fmt: skip
-    """Write a page for each kernel that could run into a folder; remove pages of kernels that are gone.
+def judgements() -> dict[str, Judgement]:
+    """Read the committed Judgement of each kernel that came to an end."""
+    return {key: Judgement.of(record) for key, record in json.loads(JUDGEMENTS.read_text()).items()}
 
-    Args:
-        table: as of `index`. judgements: key -> judgement or None, for each kernel with a page.
-        stay: keys of other kernels, whose pages are not removed.
-    """
-    for row in table[table.key.isin(judgements)].to_dict("records"):
-        _write(folder / f"{row['key']}.md", page(row, judgements[row["key"]]))
-    for old in folder.glob("*.md"):
-        if old.stem not in {*judgements, *stay, "index"} and not old.stem.startswith("find_"):
-            old.unlink()
+
+def write(folder: Path) -> None:
+    """Write a page for each kernel that could run into a folder, from the committed tables: the site's pages."""
+    judged = judgements()
+    for name, device in (("verdicts", "cpu"), ("modelled", "modelled")):
+        rows = explained(committed(name), device)
+        for row in rows[rows.verdict != "cannot_run"].to_dict("records"):
+            _write(folder / f"{row['key']}.md", page(row, judged.get(row["key"])))
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
@@ -209,7 +209,6 @@ def index(
     for device, rows in {"CPU": versions, **elsewhere}.items():
         rows = rows.reindex(columns=rows.columns.union(COLUMNS, sort=False))
         rows["relative"] = rows[[f"relative_{key}" for key in QUERIES]].max(axis=1)
-        rows["linked"] = rows.key.isin(with_pages if device in ("CPU", ON_MODELLED) else ()) & ~rows.key.duplicated()
         reasons = rows[rows.reason.map(given)].groupby("reason", sort=False).key.agg(list)
         lines = rows.to_dict("records")
         sections.append(dict(device=device, rows=lines, reasons=reasons.to_dict(), as_used="as_used" in rows))
