@@ -8,6 +8,7 @@ import pytest
 from attention_check.judge.captured import judge_tensors
 from attention_check.measure import captured as kv_cache
 from attention_check.measure.measurements import TensorMeasurements
+from attention_check.report.labels import CACHES
 from attention_check.report.sentences import judgement_lines
 from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels
 from fa_lib.kernels.quantized_attention import Quantization, attention
@@ -77,5 +78,5 @@ def test_what_a_head_does_not_bear_is_told_and_not_counted():
     assert found["NVFP4"].where["heads"] == [0, 1, 2, 3] and found["FP8_HEAD"].where["heads"] == []
     for key, heads in (("NVFP4", "4 of 4 heads (head 0, 1, 2, 3)"), ("FP8_HEAD", "no head")):
         line = judgement_lines(replace(judgement, findings=(found[key],)))[-1]
-        told = (kv_cache.CACHES[key], f"{kv_cache.BEARS:.0%}", heads, f"{found[key].number:.1%}")
+        told = (CACHES[key], f"{kv_cache.BEARS:.0%}", heads, f"{found[key].number:.1%}")
         assert all(each in line for each in told), line

@@ -15,6 +15,7 @@ from attention_check.isolation.worker import Outcome
 from attention_check.judge.captured import flags, judge_tensors
 from attention_check.judge.findings import Severity
 from attention_check.measure import captured as capture
+from attention_check.measure.changes import changes, cheapest
 from attention_check.measure.measurements import TensorMeasurements
 from attention_check.probe.named_tensors import Reading
 from attention_check.report.sentences import headline, judgement_text
@@ -152,13 +153,13 @@ def test_fp32_is_held_against_sums_that_round_too():
 
 def test_for_a_kernel_that_carries_bf16_fewer_tiles_help_and_fp32_helps_most():
     q, k, v = [x.bfloat16() for x in draw("uniform", 0, (1, 2, 1024, 32))]
-    low = capture.changes(q, k, v, {}, "every_step")
-    assert capture.cheapest(low)["change"] == "splits"
+    low = changes(q, k, v, {}, "every_step")
+    assert cheapest(low)["change"] == "splits"
     less = {row["change"]: row["times_less"] for row in low}
     assert less["carried"] > 3 > less["accumulator"]
-    assert capture.cheapest(capture.changes(q, k, v, {}, "as_shipped"))["change"] == "output"
+    assert cheapest(changes(q, k, v, {}, "as_shipped"))["change"] == "output"
     exact = [x.double() for x in (q, k, v)]
-    assert capture.cheapest(capture.changes(*exact, {}, "as_shipped")) is None
+    assert cheapest(changes(*exact, {}, "as_shipped")) is None
 
 
 def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
@@ -166,7 +167,7 @@ def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
     q, k, v = draw("normal", 0, (1, 1, 256, 16))
     k[..., 0, :] = 0
     q[..., 0], k[..., 0], k[..., 0, 0], v[..., 0, :] = 4.0, -14.5, 0.0, 0.0
-    rows = capture.changes(q.half(), k.half(), v.half(), {}, "as_shipped")
+    rows = changes(q.half(), k.half(), v.half(), {}, "as_shipped")
     assert {row["change"]: row["times_less"] for row in rows}["offset"] > 2
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -155,7 +156,7 @@ def needs_of_lengths(checked: CheckedKernel) -> list[tuple]:
 def needs_of_shapes(checked: CheckedKernel) -> list[tuple]:
     """List the reference values of `over_shapes`, which may get others as well: without gradients where a kernel has
     none, and of other draws."""
-    call = dict(distribution="normal", gradients=checked.able.gradients, device=checked.device)
+    call: dict[str, Any] = dict(distribution="normal", gradients=checked.able.gradients, device=checked.device)
     return [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
 
 

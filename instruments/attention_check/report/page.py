@@ -57,7 +57,7 @@ def write_report(
         settings: name -> value, for the end, and for the record.
     """
     text = page(judgement, sections, panels, about, settings)
-    record = judgement.record() | provenance(settings)
+    record = judgement.record() | provenance(dict(settings))
     files.write(text, record, tables)
     for figure in panels.values():
         plt.close(figure)
