@@ -47,7 +47,7 @@ def algorithm_changes(table: pd.DataFrame, caption: str, recorded: Mapping[str, 
         ax.legend(loc="lower left", fontsize=7)
     if recorded:
         axes[2].legend(handles=name_devices(axes[2], recorded), loc="lower left", fontsize=7)
-    title = f"Figure 6. What counts is $B_c$: the fewer K, V tiles, the less difference ({fmt})"
+    title = f"Figure 6. What counts is $B_c$: the larger the tiles of keys, the smaller the difference ({fmt})"
     own = " At the right they are of the tiles as given." if recorded else ""
     return captioned(figure, title, f"{caption} {_other_formats(table)}{BANDS}{caption_of(recorded)}{own}")
 

@@ -72,7 +72,7 @@ def mechanism(by_repeats: pd.DataFrame, by_gap: pd.DataFrame, steps: pd.DataFram
     axes[2].set(xscale="log", yscale="log", xlabel="|bias of delta| a step", ylabel="rms error of delta", title="cures")
     axes[2].legend(fontsize=6.5, loc="lower right")
     spread = "Above: mean over seeds, its 95 % interval (left) or range (right). Below: range over runs; dots: runs."
-    title = "Ties that round away from zero bias O, and delta drifts; carrying O in FP32 is no cure by itself"
+    title = "Ties that round away from zero bias O, and delta drifts; keeping O in FP32 is no cure by itself"
     return captioned(figure, title, f"{caption} {spread}")
 
 
@@ -97,5 +97,5 @@ def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> 
         ax.annotate(words, (x, -0.55), (shift, 0), textcoords="offset points", fontsize=7, ha=side)
     words = "A = |sum of steps, each of length 1| / root of their number"
     ax.set(xlabel=words, xlim=(0, None), ylim=(len(labels) - 0.5, -1))
-    title = "Flash and Baseline drift apart in no direction, as after any small nudge"
+    title = "Flash's drift from Baseline has no more of one direction than a nudge's"
     return captioned(figure, title, caption + POINTS)

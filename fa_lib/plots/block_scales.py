@@ -10,14 +10,14 @@ from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, INK, INPUTS, decades, styled
 
 _LABELS = INPUTS | {"shifted K": "channels of K far from zero"}
-_PARTS = {"all": Mark("Q, K, V, P", FLASH, "o"), "cache": Mark("a KV cache", BASELINE, "s")}
+_PARTS = {"all": Mark("Q, K, V, P", FLASH, "o"), "cache": Mark("K and V", BASELINE, "s")}
 _OPERANDS = {"q": "Q alone", "k": "K alone", "v": "V alone", "p": "P alone"}
 _MARKS = ((BASELINE, "s"), (FORMATS["FP16"][0], "^"), (FLASH, "o"), (INK, "D"))
 
 
 @styled
 def block_scales(table: pd.DataFrame, caption: str) -> Figure:
-    """Draw errors over BF16's by recipe, with all of attention quantised and with a KV cache.
+    """Draw errors over BF16's by recipe, with all of attention quantised, and with K and V alone.
 
     Args:
         table: of `experiments.block_scales.block_scales`.

@@ -42,8 +42,8 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
         one_rate = (own.one_rate / own.measured).groupby(own.step).apply(lambda x: geometric(x)[0])
         axes[1].plot(one_rate, color=STYLE[name][0], ls=STYLE[name][2], lw=0.8, alpha=0.7)
     axes[1].axhline(1, color=INK, lw=0.9)
-    axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", title="read off the curves of nudges")
-    axes[1].set_ylabel("distance so read / measured")
+    axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", title="distance predicted from nudges")
+    axes[1].set_ylabel("predicted / measured")
     log_ticks(axes[1].yaxis)
     if len(long):
         for name in ("init", "flash", "flash_small_tiles", "perturb"):
@@ -67,8 +67,8 @@ def _title(ratio):
         for name, values in (("BF16", last[~last.index.str.contains("fp32")]), ("FP32", last.filter(like="fp32")))
         if len(values)
     ]
-    ending = f"; read off nudges, the last distance is {', '.join(words)} of the measured" if words else ""
-    return f"Figure 7b. Rates of drift change{ending}"
+    ending = f";\npredicted / measured distance at the end: {', '.join(words)}" if words else ""
+    return f"Figure 7b. The rate of drift changes{ending}"
 
 
 def _number(ratio):
@@ -97,9 +97,9 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
     left.set(xlabel="training loss, mean of the last tenth, over the twin's (%)", title="loss")
     left.grid(axis="x")
     _entropies(right, signals)
-    figure_title = f"Figure 8d. {said(losses)}; {_fallen(signals)}"
+    figure_title = f"Figure 8d. {said(losses)};\n{_fallen(signals)}"
     words = " Left: small points: seeds; large ones: their geometric mean, its 95 % interval. Right: mean over seeds; "
-    words += "bands: min to max; arXiv 2606.28116 watches it."
+    words += "bands: min to max; arXiv 2606.28116 watches it. One of 20 such intervals leaves out 0 by chance."
     return captioned(figure, figure_title, caption + words)
 
 
@@ -158,7 +158,7 @@ def _fallen(signals):
     """Say which arms end at less than half of Baseline's entropy."""
     last = signals[signals.step == signals.step.max()].groupby("arm").entropy.mean()
     low = [label for arm, (label, *_) in ENTROPIES.items() if arm in last and last[arm] < last["baseline"] / 2]
-    return f"entropy falls by half in {' and '.join(low) or 'no arm'}"
+    return f"entropy ends below half of Baseline's in {' and '.join(low) or 'no arm'}"
 
 
 def _entropies(ax: Axes, signals: pd.DataFrame):

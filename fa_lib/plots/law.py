@@ -53,5 +53,5 @@ def _against_tiles(ax, table):
         ax.plot(means.index, means.predicted, color=color, lw=1.2)
         ax.plot(means.index, means.simulated, color=color, lw=1.2, ls="--")
     ax.plot([], [], color=GREY, lw=1.2, label="the law: roundings counted")
-    ax.plot([], [], color=GREY, lw=1.2, ls="--", label="the simulation: two numbers a tile")
+    ax.plot([], [], color=GREY, lw=1.2, ls="--", label="the simulation")
     tile_axis(ax, sorted(table.tiles.unique()))

@@ -204,7 +204,7 @@ def sequence_length(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd
     for ax in (axes[0][-1], axes[1][0], *axes[2]):
         if ax.lines:
             ax.legend(loc="upper left", ncols=1 + (ax is axes[0][-1]))
-    title = "Figure 5. The absolute difference grows with N on uniform inputs alone; the relative error on both"
+    title = "Figure 5. The absolute difference grows with N on uniform inputs; the relative error grows on both"
     return captioned(figure, title, f"{caption}{BANDS} Each panel has its own scale.{caption_of(recorded)}")
 
 

@@ -65,7 +65,7 @@ def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> F
         ax.axvspan(LEAST / 1.6, 1.6 * LEAST, color="#eeeeee", zorder=0, lw=0)
     least = 1 - model_rows.groupby(["call", "gpu", "distribution", "fmt"]).different.mean().max()
     share = math.floor(1000 * least) / 10
-    words = f"FlashAttention-2's own CUDA kernel gives the emulator's bits in at least {share:g} % of outputs"
+    words = f"FlashAttention-2's CUDA kernel has the emulator's bits in {share:g} % of outputs or more, mean over seeds"
     return captioned(figure, f"Figure 2c. {words}", caption + POINTS + ' At "none" no output differs.')
 
 

@@ -18,7 +18,10 @@ ARMS = {  # of figure 8: pair -> label, colour
     "fp16": ("FP16,\nnot scaled", ORANGE), "init": ("another\ninitialisation", INK),
 }  # fmt: skip
 LESS = "small, 300 steps, {} vs FP32"  # settings of the ledger: of figure 8's statement, in the measure chosen first
-SETTINGS = {"fig8-low-precision": [LESS.format("FP16") + ", no loss scaling", LESS.format("BF16")]}
+SETTINGS = {"fig8-low-precision": {
+    f"{LESS.format('FP16')}, no loss scaling": "FP16 not scaled", f"{LESS.format('FP16')}, scaled": "FP16 scaled",
+    LESS.format("BF16"): "BF16",
+}}  # fmt: skip
 WORDS = {"not at this setting": "not reproduced"}
 
 
@@ -111,9 +114,9 @@ def overview(tables: Mapping[str, pd.DataFrame], ledger: pd.DataFrame) -> Figure
     handles = [plt.Line2D([], [], color=color, marker=marker) for color, marker in INPUTS.values()]
     labels = ["Q, K, V uniform on [0, 1)", "Q, K, V normal"]
     figure.legend(handles, labels, loc="upper right", ncols=2, fontsize=8, frameon=False)
-    caption = "Flash in figures 3 to 6: every step in the format, as in the paper; figures 4 to 6 are of BF16."
+    caption = "Flash in figures 3 to 6: every step in the format, as we read the paper; figures 4 to 6 are of BF16."
     caption += f" Figures 7 and 8: a small text-to-image model, {tables['08_weights_in_context'].step.max()} steps."
-    return captioned(figure, "Is Flash Attention Stable? The paper's figures, drawn again", caption + BANDS)
+    return captioned(figure, "Is Flash Attention Stable? The paper's figures, remade", caption + BANDS)
 
 
 def verdicts(ledger: pd.DataFrame, statement: str) -> tuple[str, str]:
@@ -126,11 +129,11 @@ def verdicts(ledger: pd.DataFrame, statement: str) -> tuple[str, str]:
         words: one verdict where all settings agree; else that of each kind of inputs or of each setting.
     """
     rows = ledger[ledger.id == statement]
-    rows = rows[rows.setting.isin(SETTINGS.get(statement, rows.setting))]
+    rows = rows[rows.setting.isin([*SETTINGS.get(statement, rows.setting)])]
     found = {setting: WORDS.get(verdict, verdict) for setting, verdict in zip(rows.setting, rows.verdict)}
     if len(set(found.values())) == 1:
         word = next(iter(found.values()))
         return word, GREEN if word == "reproduced" else FLASH
-    short = {setting: setting.partition(" inputs")[0] if " inputs" in setting else setting for setting in found}
-    short |= dict(zip(SETTINGS.get(statement, ()), ("FP16 not scaled", "BF16")))
-    return "; ".join(f"{short[setting]}: {word}" for setting, word in found.items()), ORANGE
+    short = {setting: setting.partition(" inputs")[0] for setting in found} | SETTINGS.get(statement, {})
+    named = {word: ", ".join(short[setting] for setting in found if found[setting] == word) for word in found.values()}
+    return "; ".join(f"{names}: {word}" for word, names in named.items()), ORANGE

@@ -64,7 +64,7 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
     axes[1, 0].annotate("published", (0.02, 10), xycoords=("axes fraction", "data"), va="bottom", fontsize=7)
     axes[1, 0].set(ylabel="mean square error of O:\nfirst tile first / with the change")
     axes[0, 0].legend(loc="upper left", fontsize=6.5)
-    title = "Beside a sink, P underflows in E4M3. Raise it by 256; the last tile first does not help a learned sink"
+    title = "With an attention sink P underflows in E4M3; P raised by 256 does so at stronger sinks"
     return captioned(figure, title, caption + BANDS)
 
 
@@ -92,8 +92,9 @@ def overflow(table: pd.DataFrame, caption: str) -> Figure:
     ax.set(xlabel="mean of Q, K and V", ylabel="amplitude about the mean")
     ax.grid(False)
     figure.colorbar(image, label="largest |Q Kᵀ| / 65,504")
-    title = "A large mean of Q and K makes scores in FP16 overflow, unless scaled first"
-    return captioned(figure, title, caption + " Numbers: the largest, mean over seeds; shares: least and largest seed.")
+    words = " Numbers: the largest, mean over seeds; shares: least and largest seed."
+    words += "" if cells.scaled.max().any() else " Scores that are scaled before they are rounded: no row is NaN."
+    return captioned(figure, "A large mean of Q and K makes scores in FP16 overflow", caption + words)
 
 
 _ROUNDED = {  # -> label, colour, marker
@@ -144,4 +145,7 @@ def polynomials(table: pd.DataFrame, caption: str) -> Figure:
         ax.annotate(f"{name}'s unit roundoff", (0.01, fmt.unit_roundoff), va="top", fontsize=7, color=GREY)
     ax.set(yscale="log", xlabel="x, the fraction of the exponent", ylabel="relative error of 2^x", ylim=(1e-8, 2e-2))
     ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
-    return captioned(figure, "Once P is rounded to BF16, no degree of the polynomial is seen", caption)
+    times = BF16.unit_roundoff / table.error.max()
+    return captioned(
+        figure, f"BF16's rounding of P is at least {times:.0f} times as large as a polynomial's error", caption
+    )

@@ -74,5 +74,6 @@ def _worst(table, recorded):
     name = next((name for name in table.kernel if name not in REFERENCE_KERNELS), table.kernel.iloc[0])
     rows = pd.concat([table, *recorded.values()], ignore_index=True).query("kernel == @name")
     worst = rows.loc[(rows.ratio / rows.tensor.map(ALLOWED)).idxmax()]
-    where = f"{_SYMBOLS[worst.tensor]} of the kernel {name!r} on {worst.distribution} inputs"
+    kernel = "torch's flash kernel" if name == "flash" else f"the kernel {name!r}"
+    where = f"{_SYMBOLS[worst.tensor]} of {kernel} on {worst.distribution} inputs"
     return f"{where} has up to {worst.ratio:.1f} × Baseline's error; our rule allows {ALLOWED[worst.tensor]} ×"

@@ -167,7 +167,7 @@ def divergence(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         row[2].set(yscale="log", xlabel="training iteration", ylabel="Wasserstein distance / the nudge's")
         log_ticks(row[2].yaxis)
         row[2].legend(loc="best", fontsize=6.5)
-    message = f"; in BF16 Flash takes them {_times(ends[0])} times as far as a nudge of 1e-7 (left)" if ends else ""
+    message = f"; in BF16 Flash takes them {_times(ends[0])} times as far as a nudge of 1e-7 (right)" if ends else ""
     nudges = " Right: over the nudge of the same precision (1e-7; in FP32 1e-8), geometric mean, its 95 % interval."
     return captioned(figure, f"Figure 7. The runs drift apart{message}", caption + BANDS + nudges)
 
@@ -201,7 +201,7 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
             left.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names])
             left.set(ylim=(-0.6, len(names) - 0.4))
         left.set(xscale="log", title=machine if len(tables) > 1 else "Wasserstein distance per tensor")
-        left.set_xlabel("distance / that of a nudge of 1e-7 to the initial weights")
+        left.set_xlabel("distance / that of BF16 weights moved by 1e-7 at the start")
         for y, measure in enumerate([*MEASURES][::-1]):
             for shift, name in enumerate(("flash", "bf16", "fp16_scaled", "fp16")):
                 (color, marker, _), own = STYLE[name], ratio.loc[measure, name].dropna()
@@ -272,7 +272,7 @@ def key_bias(table: pd.DataFrame, caption: str) -> Figure:
     axes[1].set(ylim=(0, 104), xlabel="training iteration", ylabel="% of it in the biases of key projections")
     axes[0].legend(fontsize=7)
     axes[1].legend()
-    title = "Figure 8b. A warning: attention biases whose gradient is zero drown what is measured"
+    title = "Figure 8b. Biases of key projections, whose exact gradient is 0, make most of the distance"
     return captioned(figure, title, caption + BANDS)
 
 
@@ -295,13 +295,13 @@ def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], captio
             ax.set(xticks=[], yticks=[])
             ax.grid(False)
             ax.spines[:].set_visible(False)
-        differs = f"\n(differs by {apart:.0f})" if apart else ""
+        differs = f"\n({apart:.0f} of 255)" if apart else ""
         row[0].set_ylabel(label + differs, rotation=0, ha="right", va="center")
     for ax, words in zip(axes[0], captions):
         ax.set_title(_wrapped(words, 22), fontsize=7, loc="center", fontweight="normal")
     title = "Figure 8c. The models have learnt little, and every change of their training changes the pictures"
-    note = " A column has one caption and one noise. In brackets: mean difference of a pixel from the first row, of "
-    return captioned(figure, title, f"{caption}{note}255.")
+    note = " A column has one caption and one noise. In brackets: mean difference of a pixel from the first row."
+    return captioned(figure, title, caption + note)
 
 
 def _wrapped(words, width):
