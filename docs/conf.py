@@ -27,18 +27,30 @@ autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
-# The notebooks that were run at the paper's scale; of others, the committed ones, whose figures are not drawn.
+INJECTED = "injected-parameters"  # papermill's tag of a cell that it adds: folders of this machine among it
+
+
+def as_run(committed: Path) -> nbformat.NotebookNode:
+    """Return a notebook as it was run at the paper's scale; or the committed one, without figures, where these cells were
+    not run."""
+    notebook, executed = nbformat.read(committed, as_version=4), EXECUTED / committed.name
+    if not executed.exists():
+        return notebook
+    run = nbformat.read(executed, as_version=4)
+    added = [cell for cell in run.cells if INJECTED in cell.metadata.get("tags", [])]
+    if [cell.source for cell in run.cells if cell not in added] != [cell.source for cell in notebook.cells]:
+        return notebook
+    for cell in added:
+        lines = [line for line in cell.source.splitlines() if not line.startswith(("cache =", "out ="))]
+        cell.source = "\n".join(lines)
+    return run
+
+
 shutil.rmtree(SHOWN, ignore_errors=True)
-SHOWN.mkdir()
-for committed in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
-    executed, shown = EXECUTED / committed.name, SHOWN / committed.relative_to(ROOT / "notebooks")
-    notebook = nbformat.read(executed if executed.exists() else committed, as_version=4)
-    for cell in notebook.cells:
-        if "injected-parameters" in cell.metadata.get("tags", []):  # papermill's: folders of this machine
-            lines = [line for line in cell.source.splitlines() if not line.startswith(("cache =", "out ="))]
-            cell.source = "\n".join(lines)
-    shown.parent.mkdir(exist_ok=True)
-    nbformat.write(notebook, shown)
+for path in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
+    shown = SHOWN / path.relative_to(ROOT / "notebooks")
+    shown.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(as_run(path), shown)
 
 
 def kernel_pages() -> None:
