@@ -128,8 +128,9 @@ class Ggml:
         mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
         with _context(ggml, 4 * (q.numel() + o.numel()) + mask_size) as context:
             mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
-            tensors = [_tensor(ggml, context, q, "FP32"), *(_view(ggml, context, *tensor, keys) for tensor in stored)]
-            out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
+            query = _tensor(ggml, context, q, "FP32")
+            views = [_view(ggml, context, tensor, shape, kind, keys) for tensor, shape, kind in stored]
+            out = ggml["ggml_flash_attn_ext"](context, query, *views, mask, scale, 0.0, 0.0)
             ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
             graph = ggml["ggml_new_graph"](context)
             ggml["ggml_build_forward_expand"](graph, out)
