@@ -31,7 +31,7 @@ INJECTED = "injected-parameters"  # papermill's tag of a cell that it adds: fold
 
 
 def as_run(committed: Path) -> nbformat.NotebookNode:
-    """Return a notebook as it was run at the paper's scale; or the committed one, without figures, where these cells were
+    """Return a notebook as it was run at the paper's scale; or the committed one, without figures, where its cells were
     not run."""
     notebook, executed = nbformat.read(committed, as_version=4), EXECUTED / committed.name
     if not executed.exists():
