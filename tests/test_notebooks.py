@@ -14,7 +14,7 @@ import pytest
 from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fa_lib.execution import notebooks, results
+from fa_lib.execution import results
 from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.notebooks import is_fresh, of_scale, outcome, parameters, run, run_all
 from fa_lib.execution.paths import ROOT
@@ -212,12 +212,17 @@ def test_notebooks_that_share_something_follow_one_another(done):
     assert found["03_c"]["begun"] < found["04_a"]["ended"]
 
 
-def test_what_took_longest_when_it_was_published_starts_first(done, tmp_path, monkeypatch):
-    monkeypatch.setattr(notebooks, "RESULTS", tmp_path)
-    (tmp_path / "03_c.provenance.json").write_text('{"seconds": 60.5}')
-    (tmp_path / "04_a.provenance.json").write_text('{"seconds": 7}')
-    chains = notebooks._chains(done[-1] / f"notebooks/{name}.ipynb" for name in SOURCES)
-    assert [[path.stem for path in chain] for chain in chains] == [["03_c"], ["01_a", "04_a"], ["02_fails"]]
+def test_notebooks_start_in_the_order_of_the_scales_file(project):
+    (project / "notebooks/scales/paper.yaml").write_text("02_other: {n: 3}\n01_small: {n: 3}\n")
+    shutil.copy(project / "notebooks/01_small.ipynb", project / "notebooks/02_other.ipynb")
+    said = []
+    run_all(
+        [project / f"notebooks/{name}.ipynb" for name in ("01_small", "02_other")],
+        "paper",
+        project / "build",
+        say=said.append,
+    )
+    assert [line.split()[0] for line in said if "at scale" in line] == ["02_other.ipynb", "01_small.ipynb"]
 
 
 def test_what_is_up_to_date_starts_no_kernel(done, monkeypatch):

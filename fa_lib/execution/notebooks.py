@@ -29,7 +29,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from fa_lib.execution import fingerprint
 from fa_lib.execution.files import replacing
 from fa_lib.execution.folder_lock import locked_folder
-from fa_lib.execution.paths import PACKAGE, RECORDED, RESULTS, ROOT
+from fa_lib.execution.paths import PACKAGE, RECORDED, ROOT
 from fa_lib.execution.pools import share, workers
 from fa_lib.execution.results import versions
 
@@ -157,6 +157,9 @@ def run_all(
         raise ValueError(f"executor: got {executor!r}; accepted is slurm or a number of processes")
     paths, build = [Path(path).resolve() for path in notebooks], Path(build).resolve()
     stale = [path for path in paths if not is_fresh(path, scale, build)]
+    if stale:  # in the order of the scale's file
+        order = [*_scale(stale[0], scale)[0]]
+        stale.sort(key=lambda path: order.index(path.stem))
     for path in paths:
         if path not in stale:
             say(f"{path.name} is up to date")
@@ -191,19 +194,12 @@ def run_all(
 
 
 def _chains(paths):
-    """Return the notebooks as lists, each of those that follow one another; the longest list first, by the seconds that
-    the committed results took, so that no long one runs alone at the end."""
+    """Return the notebooks as lists, each of those that follow one another."""
     chains: dict[str, list[Path]] = {}
     for path in paths:
         word = nbformat.read(path, as_version=4).metadata.get("fa_lib", {}).get("shares", path.stem)
         chains.setdefault(word, []).append(path)
-    return sorted(chains.values(), key=lambda chain: -sum(map(_seconds_before, chain)))
-
-
-def _seconds_before(path):
-    """Return the seconds that a notebook took when its results were committed, or 0."""
-    record = RESULTS / f"{path.stem}.provenance.json"
-    return json.loads(record.read_text())["seconds"] if record.exists() else 0.0
+    return list(chains.values())
 
 
 def _in_worker(path, scale, build, executor, timeout, environment):

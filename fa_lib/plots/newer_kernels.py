@@ -45,9 +45,7 @@ def options(table: pd.DataFrame, caption: str) -> Figure:
     if in_fp8.size:
         worst = in_fp8.max(axis=1)
         title += f";\nin FP8 it has up to {worst.max():.0f} times Baseline's error ({INPUTS[worst.idxmax()]})"
-    shaded = (
-        " Shaded: Q, K, V and P in E4M3; compared, like their Baseline, with exact attention on unrounded inputs."
-    )
+    shaded = " Shaded: Q, K, V and P in E4M3; compared, like their Baseline, with exact attention on unrounded inputs."
     return captioned(figure, title, f"{caption}{POINTS}{shaded} Each panel of biases has its own scale.")
 
 
