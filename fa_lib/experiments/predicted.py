@@ -28,9 +28,9 @@ def law_of_times(table: pd.DataFrame, outputs: pd.Series) -> pd.Series:
         outputs: number of tiles -> number of outputs.
     """
     fmt, algorithm = table.fmt.iloc[0], table.algorithm.iloc[0]
-    call: dict[str, Any] = dict(algorithm=algorithm)
+    precision = Precision.uniform(fmt)
     return pd.Series({
-        tiles: largest_over_baseline(Precision.uniform(fmt), fmt, tiles=int(tiles), count=int(count), **call)
+        tiles: largest_over_baseline(precision, fmt, tiles=int(tiles), count=int(count), algorithm=algorithm)
         for tiles, count in outputs.items()
     })  # fmt: skip
 

@@ -11,7 +11,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import gfloat.formats
 import numpy as np
@@ -126,7 +126,7 @@ class Format:
         overflow gives)."""
         return (self.precision, *self.quantum_limits, self.max, math.inf if self.has_inf else self.max)
 
-    def __call__(self, x):
+    def __call__(self, x: Any) -> Any:
         """Round x: a float64 tensor as `round_to` does, a number or numpy array to numpy's float64 of its shape."""
         if isinstance(x, Tensor):
             return round_to(x, self)
@@ -261,12 +261,9 @@ def _nearest_of(x, out, fmt):
     if threads == 1:
         loop(start, to, size, *fmt.grid)
         return out
-
-    def round_slice(i):
-        loop(start + 8 * i, to + 8 * i, min(SLICE, size - i), *fmt.grid)
-
+    slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), *fmt.grid) for i in range(0, size, SLICE)]
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(round_slice, range(0, size, SLICE)))
+        list(pool.map(loop, *zip(*slices)))
     return out
 
 

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fa_lib.experiments.microbenchmark import pivot
 from fa_lib.numerics.metrics import over_baseline
@@ -18,7 +19,7 @@ ARMS = {  # of figure 8: pair -> label, colour
     "fp16": ("FP16,\nnot scaled", ORANGE), "init": ("another\ninitialisation", INK),
 }  # fmt: skip
 LESS = "small, 300 steps, {} vs FP32"  # settings of the ledger: of figure 8's statement, in the measure chosen first
-SETTINGS = {"fig8-low-precision": {
+SETTINGS: dict[str, dict[str, str]] = {"fig8-low-precision": {
     f"{LESS.format('FP16')}, no loss scaling": "FP16 not scaled", f"{LESS.format('FP16')}, scaled": "FP16 scaled",
     LESS.format("BF16"): "BF16",
 }}  # fmt: skip
@@ -111,7 +112,7 @@ def overview(tables: Mapping[str, pd.DataFrame], ledger: pd.DataFrame) -> Figure
         words, color = verdicts(ledger, statement)
         above = dict(xycoords="axes fraction", textcoords="offset points")
         ax.annotate(words, (0, 1), (0, 4), fontsize=7.5, color=color, **above)
-    handles = [plt.Line2D([], [], color=color, marker=marker) for color, marker in INPUTS.values()]
+    handles = [Line2D([], [], color=color, marker=marker) for color, marker in INPUTS.values()]
     labels = ["Q, K, V uniform on [0, 1)", "Q, K, V normal"]
     figure.legend(handles, labels, loc="upper right", ncols=2, fontsize=8, frameon=False)
     caption = "Flash in figures 3 to 6: every step in the format, as we read the paper; figures 4 to 6 are of BF16."
@@ -130,7 +131,7 @@ def verdicts(ledger: pd.DataFrame, statement: str) -> tuple[str, str]:
     """
     rows = ledger[ledger.id == statement]
     rows = rows[rows.setting.isin([*SETTINGS.get(statement, rows.setting)])]
-    found = {setting: WORDS.get(verdict, verdict) for setting, verdict in zip(rows.setting, rows.verdict)}
+    found: dict[str, str] = {row.setting: WORDS.get(row.verdict, row.verdict) for row in rows.itertuples()}
     if len(set(found.values())) == 1:
         word = next(iter(found.values()))
         return word, GREEN if word == "reproduced" else FLASH
