@@ -130,11 +130,11 @@ def verdicts(ledger: pd.DataFrame, statement: str) -> tuple[str, str]:
         words: one verdict where all settings agree; else that of each kind of inputs or of each setting.
     """
     rows = ledger[ledger.id == statement]
-    rows = rows[rows.setting.isin([*SETTINGS.get(statement, rows.setting)])]
-    found: dict[str, str] = {row.setting: WORDS.get(row.verdict, row.verdict) for row in rows.itertuples()}
-    if len(set(found.values())) == 1:
-        word = next(iter(found.values()))
-        return word, GREEN if word == "reproduced" else FLASH
-    short = {setting: setting.partition(" inputs")[0] for setting in found} | SETTINGS.get(statement, {})
-    named = {word: ", ".join(short[setting] for setting in found if found[setting] == word) for word in found.values()}
+    verdict_of: dict[str, str] = dict(zip(rows.setting.tolist(), rows.verdict.tolist()))
+    short = SETTINGS.get(statement) or {setting: setting.partition(" inputs")[0] for setting in verdict_of}
+    shown = {short[setting]: WORDS.get(verdict, verdict) for setting, verdict in verdict_of.items() if setting in short}
+    words = dict.fromkeys(shown.values())
+    if len(words) == 1:
+        return (word := next(iter(words))), GREEN if word == "reproduced" else FLASH
+    named = {word: ", ".join(name for name in shown if shown[name] == word) for word in words}
     return "; ".join(f"{names}: {word}" for word, names in named.items()), ORANGE
