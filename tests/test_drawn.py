@@ -161,7 +161,7 @@ def test_the_readmes_picture_is_drawn_by_this_code(tmp_path):
 def test_the_readmes_picture_says_every_verdict_where_they_differ():
     rows = [("uniform inputs, N = 9", "reproduced"), ("normal inputs, N = 9", "not at this setting")]
     table = pd.DataFrame([dict(id="x", setting=setting, verdict=verdict) for setting, verdict in rows])
-    assert overview.verdicts(table, "x")[0] == "uniform: reproduced; normal: not reproduced"
+    assert overview.verdicts(table, "x")[0] == "uniform: reproduced; normal: not at this setting"
     assert overview.verdicts(table[:1], "x") == ("reproduced", overview.GREEN)
 
 

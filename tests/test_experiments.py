@@ -51,11 +51,11 @@ CELLS = [  # a table, its experiment, one cell of its grid, and what the table d
     ("15_tensor_cores.choices", tensor_cores.choices, dict(fmt="FP16", distribution="normal", seed=0, rows=64), {}),
     *[("16_block_scales", block_scales, dict(kind=kind, seed=0, n=2048, rows=128, head_dim=128),
        dict(parts=PARTS)) for kind in ("sink", "shifted K")],
-    ("17_fp8_beside_sinks", fp8_probs.sink_cast, dict(strength=6, kind="logit", seed=0, n=4096), {}),
-    ("17_fp8_beside_sinks.mass", fp8_probs.row_mass, dict(spread=2, n=1024, seed=0, rows=8192), {}),
-    ("17b_sink_gradients", sink_gradient, dict(seed=0, n=1024), dict(kept=(1, 0.1, 0.01))),
-    ("17c_fp16_overflow", overflow, dict(mean=20, amplitude=5.0, seed=0, rows=512), {}),
-    ("17d_polynomials", polynomial_error, dict(degree=4), {}),
+    ("17_published_numbers", fp8_probs.sink_cast, dict(strength=6, kind="logit", seed=0, n=4096), {}),
+    ("17_published_numbers.mass", fp8_probs.row_mass, dict(spread=2, n=1024, seed=0, rows=8192), {}),
+    ("17_published_numbers.gradients", sink_gradient, dict(seed=0, n=1024), dict(kept=(1, 0.1, 0.01))),
+    ("17_published_numbers.overflow", overflow, dict(mean=20, amplitude=5.0, seed=0, rows=512), {}),
+    ("17_published_numbers.polynomials", polynomial_error, dict(degree=4), {}),
 ]  # fmt: skip
 
 

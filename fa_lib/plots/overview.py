@@ -20,10 +20,9 @@ ARMS = {  # of figure 8: pair -> label, colour
 }  # fmt: skip
 LESS = "small, 300 steps, {} vs FP32"  # settings of the ledger: of figure 8's statement, in the measure chosen first
 SETTINGS: dict[str, dict[str, str]] = {"fig8-low-precision": {
-    f"{LESS.format('FP16')}, no loss scaling": "FP16 not scaled", f"{LESS.format('FP16')}, scaled": "FP16 scaled",
+    f"{LESS.format('FP16')}, no loss scaling": "unscaled FP16", f"{LESS.format('FP16')}, scaled": "scaled FP16",
     LESS.format("BF16"): "BF16",
 }}  # fmt: skip
-WORDS = {"not at this setting": "not reproduced"}
 
 
 def _by_format(ax: Axes, table: pd.DataFrame) -> None:
@@ -111,7 +110,7 @@ def overview(tables: Mapping[str, pd.DataFrame], ledger: pd.DataFrame) -> Figure
         ax.set_title(title, fontsize=9, loc="left", pad=15)
         words, color = verdicts(ledger, statement)
         above = dict(xycoords="axes fraction", textcoords="offset points")
-        ax.annotate(words, (0, 1), (0, 4), fontsize=7.5, color=color, **above)
+        ax.annotate(words, (0, 1), (0, 4), fontsize=7, color=color, **above)
     handles = [Line2D([], [], color=color, marker=marker) for color, marker in INPUTS.values()]
     labels = ["Q, K, V uniform on [0, 1)", "Q, K, V normal"]
     figure.legend(handles, labels, loc="upper right", ncols=2, fontsize=8, frameon=False)
@@ -132,7 +131,7 @@ def verdicts(ledger: pd.DataFrame, statement: str) -> tuple[str, str]:
     rows = ledger[ledger.id == statement]
     verdict_of: dict[str, str] = dict(zip(rows.setting.tolist(), rows.verdict.tolist()))
     short = SETTINGS.get(statement) or {setting: setting.partition(" inputs")[0] for setting in verdict_of}
-    shown = {short[setting]: WORDS.get(verdict, verdict) for setting, verdict in verdict_of.items() if setting in short}
+    shown = {short[setting]: verdict for setting, verdict in verdict_of.items() if setting in short}
     words = dict.fromkeys(shown.values())
     if len(words) == 1:
         return (word := next(iter(words))), GREEN if word == "reproduced" else FLASH
