@@ -124,7 +124,7 @@ def of_the_rescaling():
 
 
 @stands(CLAIMS, "The rescaling factors")
-@stands(FINDINGS, "It is not the rescaling")
+@stands(FINDINGS, "it is not the rescaling")
 def of_the_worst_order():
     fa2, least = without_rescale("as_drawn")["fa2"], without_rescale("every_tile")
     return [f"{fa2.min():.2f} to {fa2.max():.2f}", f"{1 / least['fa2'].min():.2f}", f"{1 / least['fa1'].min():.2f}"]
