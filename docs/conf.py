@@ -91,6 +91,9 @@ def mutants() -> str:
     """Return data/mutants.csv as a table for each set and kind."""
     with open(ROOT / "data" / "mutants.csv", newline="") as file:
         rows = list(csv.DictReader(file))
+    for row in rows:
+        page = row["source"].replace("arXiv ", "arxiv.org/abs/")
+        row["defect"] += f" ([{row['source']}](https://{page}))" if page else ""
     parts = []
     for (name, kind), group in itertools.groupby(rows, key=lambda row: (row["set"], row["kind"])):
         names = ["kernel", "defect", "ours", "by", "reported", "assert_close", "rule_of_two", "needs"]
@@ -105,11 +108,7 @@ def markdown(head, lines) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in every)
 
 
-INSERTED = {
-    "ledger": ledger,
-    "columns": columns,
-    "mutants": mutants,
-}  # the site inserts: a word -> a function that makes its Markdown
+INSERTED = dict(ledger=ledger, columns=columns, mutants=mutants)  # name -> a function that makes Markdown
 
 
 def inserted(app, docname, source):
