@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from attention_check.commands import model_process, reports
+from attention_check.commands import captured_reports, model_process, reports
 from attention_check.explain.standalone_test import standalone
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import call_kernel
@@ -118,7 +118,7 @@ def test_whatever_a_model_raises_is_told(monkeypatch, tmp_path):
         def raising(*, error=error, **_):
             raise error
 
-        monkeypatch.setattr(reports, "check_model", raising)
+        monkeypatch.setattr(captured_reports, "check_model", raising)
         order = json.dumps(
             dict(path=sys.path, folders=[], problem=f"{tmp_path / 'problem'}", given=dict(function="m:f"))
         )
@@ -149,7 +149,7 @@ def test_code_0_comes_after_a_judgement_that_was_read_back(tmp_path, monkeypatch
     assert invoke(*words).exit_code == 2
     files, passes = PageFiles.of(tmp_path, "flash"), Judgement("kernel", "flash", (Finding("error", Severity.PASSES),))
     for record in (passes.record() | dict(findings=[]), dict(verdict="passes"), []):
-        monkeypatch.setattr(reports, "check_kernel", lambda *_, held=record, **__: files.write(held, "<p>passes"))
+        monkeypatch.setattr(reports, "check_kernel", lambda *_, held=record, **__: files.write("<p>passes", held, ()))
         assert invoke(*words).exit_code == 2, record
 
 

@@ -165,7 +165,7 @@ def test_numbers_go_between_the_marks():
         pages.with_numbers("no marks", rows, ["n"])
 
 
-@pytest.mark.parametrize("name", [*REPRODUCTIONS, *(f"find_{find}" for find in pages.FINDS_ON_GPU)])
+@pytest.mark.parametrize("name", [*REPRODUCTIONS, *(f"find_{find}" for find in pages.WORDS["finds_on_gpu"])])
 def test_a_find_has_what_a_maintainer_looks_for_in_order(name):
     text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
     due = ["Versions", "Cause", "How large", "Evidence", "Reproduction", "Remedy", "Bug report"]
@@ -184,7 +184,7 @@ def test_what_could_be_called_intended_is_said_first(name):
     assert "intended" in text[: text.index("**Versions.**")]
 
 
-@pytest.mark.parametrize("find", pages.FINDS_ON_GPU)
+@pytest.mark.parametrize("find", pages.WORDS["finds_on_gpu"])
 def test_a_find_on_a_gpu_needs_nothing_of_ours(find):
     """tests/gpu/test_find_pages.py runs those that a modelled GPU can run."""
     text = (ROOT / "docs" / "gallery" / f"find_{find}.md").read_text()
