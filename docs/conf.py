@@ -8,6 +8,9 @@ from pathlib import Path
 
 import nbformat
 
+from attention_gallery.commands import pages
+from fa_lib.execution import ledger
+
 ROOT = Path(__file__).parent.parent
 EXECUTED, SHOWN = ROOT / "build", ROOT / "docs" / "notebooks"  # git ignores the second
 
@@ -53,35 +56,30 @@ for path in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
     nbformat.write(as_run(path), shown)
 
 
-def kernel_pages() -> None:
-    """Write a page for each kernel of the gallery; git ignores them."""
-    from attention_gallery.commands.pages import write
-
-    write(ROOT / "docs" / "gallery")
+pages.write(ROOT / "docs" / "gallery")  # a page for each kernel; git ignores them
 
 
-kernel_pages()
+def rows_of(name: str) -> list[dict[str, str]]:
+    """Read the rows of a file of data/."""
+    with open(ROOT / "data" / name, newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def ledger() -> str:
+def ledgers_tables() -> str:
     """Return the ledger's tables."""
-    from fa_lib.execution.ledger import ledger, sections
-
-    return sections(ledger())
+    return ledger.sections(ledger.ledger())
 
 
 def columns() -> str:
     """Return data/columns.csv as a section for each notebook and folder."""
-    with open(ROOT / "data" / "columns.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
     parts = []
-    for section, group in itertools.groupby(rows, key=lambda row: row["section"]):
+    for section, group in itertools.groupby(rows_of("columns.csv"), key=lambda row: row["section"]):
         parts.append(f"## {section}")
         for is_column, lines in itertools.groupby(group, key=lambda row: row["column"] != ""):
             if is_column:
                 names = ("column", "table", "meaning")
                 cells = ([row[name] for name in names] for row in lines)
-                parts.append(markdown(["column", "table(s)", "meaning, unit"], cells))
+                parts.append(ledger.markdown_table(["column", "table(s)", "meaning, unit"], cells))
             else:
                 parts += [row["meaning"] for row in lines]
     return "\n\n".join(parts)
@@ -89,8 +87,7 @@ def columns() -> str:
 
 def mutants() -> str:
     """Return data/mutants.csv as a table for each set and kind."""
-    with open(ROOT / "data" / "mutants.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of("mutants.csv")
     for row in rows:
         page = row["source"].replace("arXiv ", "arxiv.org/abs/")
         row["defect"] += f" ([{row['source']}](https://{page}))" if page else ""
@@ -98,17 +95,12 @@ def mutants() -> str:
     for (name, kind), group in itertools.groupby(rows, key=lambda row: (row["set"], row["kind"])):
         names = ["kernel", "defect", "ours", "by", "reported", "assert_close", "rule_of_two", "needs"]
         head = ["kernel", "defect", "ours", "by", "reported", "`assert_close`", "rule of two", "needs"]
-        parts += [f"### {name}: {kind}s", markdown(head, ([row[column] for column in names] for row in group))]
+        lines = ([row[column] for column in names] for row in group)
+        parts += [f"### {name}: {kind}s", ledger.markdown_table(head, lines)]
     return "\n\n".join(parts)
 
 
-def markdown(head, lines) -> str:
-    """Return a Markdown table."""
-    every = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in every)
-
-
-INSERTED = dict(ledger=ledger, columns=columns, mutants=mutants)  # name -> a function that makes Markdown
+INSERTED = dict(ledger=ledgers_tables, columns=columns, mutants=mutants)  # name -> a function that makes Markdown
 
 
 def inserted(app, docname, source):

@@ -66,7 +66,7 @@ def markdown(table: pd.DataFrame) -> str:
             statement = interval = "", ""
         lines.append([*statement, row.setting, *interval, ours, f"**{row.verdict}**"])
     names = "figure", "statement", "setting", "published", "accepted", "ours (95 % interval; values)", "verdict"
-    return _table(names, lines)
+    return markdown_table(names, lines)
 
 
 def summary(table: pd.DataFrame) -> str:
@@ -75,7 +75,7 @@ def summary(table: pd.DataFrame) -> str:
     for _, rows in table.groupby("id", sort=False):
         row = rows.iloc[0]
         lines.append([_figure(row), row.statement, *_published(row), _verdicts(rows), row.source])
-    return _table(("figure", "statement", "published", "accepted", "verdicts, by setting", "source"), lines)
+    return markdown_table(("figure", "statement", "published", "accepted", "verdicts, by setting", "source"), lines)
 
 
 def headlines(table: pd.DataFrame) -> str:
@@ -86,11 +86,11 @@ def headlines(table: pd.DataFrame) -> str:
         rows = table[table.id == id]
         row, ends = rows.iloc[0], dict.fromkeys((f"{rows['mean'].min():.3g}", f"{rows['mean'].max():.3g}"))
         lines.append([f"{row.statement}: {row.quantity}", *_published(row), " to ".join(ends), _verdicts(rows)])
-    return _table(("statement", "published", "accepted", "ours", "verdicts, by setting"), lines)
+    return markdown_table(("statement", "published", "accepted", "ours", "verdicts, by setting"), lines)
 
 
-def _table(names: Iterable[str], lines: list[list[str]]) -> str:
-    """Write a Markdown table."""
+def markdown_table(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Write a Markdown table: the names of its columns, and its lines of cells."""
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     rules = "|" + "---|" * len([*names])
     head, *rows = ("| " + " | ".join(line) + " |" for line in ([*names], *escaped))

@@ -41,22 +41,26 @@ def _by_tiles(ax: Axes, table: pd.DataFrame) -> None:
     ax.annotate("published", (2, 10), (0, 2), textcoords="offset points", fontsize=7, color=GREEN)
     ax.set(xscale="log", yscale="log", xlabel="number of tiles", ylabel="Flash's error / Baseline's")
     ax.set(xticks=sorted(table.tiles.unique()), yticks=[1, 3, 10, 30])
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+
+
+def _differences(ax: Axes, table: pd.DataFrame, column: str, label: str, xticks: list, yticks: list, **where) -> None:
+    """Draw the largest difference between Flash and Baseline in BF16 against a column of a table."""
+    where |= dict(kernel="flash", against="baseline", fmt="BF16")
+    for distribution, (color, marker) in INPUTS.items():
+        band(ax, pivot(table, "max", column, **where).loc[distribution].T, color, marker, distribution)
+    ax.set(xscale="log", yscale="log", xlabel=label, ylabel="difference from Baseline", xticks=xticks, yticks=yticks)
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
 
 
 def _by_length(ax: Axes, table: pd.DataFrame) -> None:
-    for distribution, (color, marker) in INPUTS.items():
-        largest = pivot(table, "max", "n", kernel="flash", against="baseline", fmt="BF16").loc[distribution].T
-        band(ax, largest, color, marker, distribution)
-    ax.set(xscale="log", yscale="log", xlabel="sequence length N", ylabel="difference from Baseline")
-    ax.set(xticks=[128, 1024, 8192], yticks=[0.003, 0.01, 0.03])
+    _differences(ax, table, "n", "sequence length N", [128, 1024, 8192], [0.003, 0.01, 0.03])
 
 
 def _by_tile_size(ax: Axes, table: pd.DataFrame) -> None:
-    for distribution, (color, marker) in INPUTS.items():
-        by_size = pivot(table, "max", "block_kv", fmt="BF16", variant="as_given").loc[distribution].T
-        band(ax, by_size, color, marker, distribution)
-    ax.set(xscale="log", yscale="log", xlabel="keys of a tile, B_c", ylabel="difference from Baseline")
-    ax.set(xticks=[16, 128, 1024], yticks=[0.001, 0.01])
+    _differences(ax, table, "block_kv", "keys of a tile, B_c", [16, 128, 1024], [0.001, 0.01], variant="as_given")
 
 
 def _over_training(ax: Axes, table: pd.DataFrame) -> None:
@@ -66,6 +70,7 @@ def _over_training(ax: Axes, table: pd.DataFrame) -> None:
         band(ax, by_seed(rows, "step", "relative_wasserstein"), *look)
     ax.set(xscale="log", yscale="log", xlabel="training step", ylabel="distance of the weights")
     ax.set_xticks([1, 10, 100])
+    plain_ticks(ax.xaxis)
     ax.legend(fontsize=7, loc="upper left", frameon=False)
 
 
@@ -80,6 +85,7 @@ def _at_the_end(ax: Axes, table: pd.DataFrame) -> None:
     ax.axvline(1, color=GREY, lw=0.8, ls="--")
     ax.set(xscale="log", xlabel="distance / Flash's", ylim=(len(ARMS) - 0.5, -1.2), xticks=[1, 2, 5])
     ax.set_yticks(range(len(ARMS)), [label for label, _ in ARMS.values()], fontsize=7)
+    plain_ticks(ax.xaxis)
 
 
 PANELS: dict[str, tuple[str, str, Callable]] = {  # title -> its table in data/results, its statement, its drawing
@@ -104,9 +110,6 @@ def overview(tables: Mapping[str, pd.DataFrame], ledger: pd.DataFrame) -> Figure
     for ax, (title, (name, statement, draw)) in zip(axes.flat, PANELS.items()):
         draw(ax, tables[name])
         ax.minorticks_off()
-        for axis in (ax.xaxis, ax.yaxis)[: 1 if draw is _over_training else 2]:
-            if axis.get_scale() == "log" and draw is not _by_format:
-                plain_ticks(axis)
         ax.set_title(title, fontsize=9, loc="left", pad=15)
         words, color = verdicts(ledger, statement)
         above = dict(xycoords="axes fraction", textcoords="offset points")

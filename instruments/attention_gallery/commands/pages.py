@@ -173,12 +173,17 @@ def judgements() -> dict[str, Judgement]:
 
 
 def write(folder: Path) -> None:
-    """Write a page for each kernel that could run into a folder, from the committed tables: the site's pages."""
-    judged = judgements()
+    """Write a page for each kernel that could run into a folder, from the committed tables: the site's pages. Remove
+    pages of kernels that are gone."""
+    judged, written = judgements(), {"index"}
     for name, device in (("verdicts", "cpu"), ("modelled", "modelled")):
         rows = explained(committed(name), device)
         for row in rows[rows.verdict != "cannot_run"].to_dict("records"):
             _write(folder / f"{row['key']}.md", page(row, judged.get(row["key"])))
+            written.add(row["key"])
+    for old in folder.glob("*.md"):
+        if old.stem not in written and not old.stem.startswith("find_"):
+            old.unlink()
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
