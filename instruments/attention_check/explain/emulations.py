@@ -13,7 +13,7 @@ from attention_check.measure.split_keys import in_splits
 from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
-from fa_lib.kernels.options import within
+from fa_lib.kernels.options import as_many_heads, within
 from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ScoresRoundedBeforeScale
@@ -119,7 +119,7 @@ class Emulation:
 
 def _rounded_parts(q, k, v, splits, fmt, options):
     """`in_splits` with the options of every kernel."""
-    k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    k, v = (as_many_heads(x, q) for x in (k, v))
     mask, n_q, n_kv = options.get("mask"), q.shape[-2], k.shape[-2]
     if options.get("causal"):
         below = within(n_q, n_kv, None, 0, q.device)

@@ -321,7 +321,7 @@ class Memory:
         half = (len(sizes) - 1) // 2
         if half < WARM:
             return
-        due = max(LEAST, LEAK * half * sum(x.numel() * x.element_size() for x in results))
+        due = max(LEAST, LEAK * half * size_of(results))
         parts = [sizes[2 * half * i // PARTS] for i in range(PARTS + 1)]
         steady = all(b > a for a, b in pairwise(parts))  # an allocator grows by a few jumps
         if steady and min(sizes[half] - sizes[0], sizes[2 * half] - sizes[half]) >= due:
