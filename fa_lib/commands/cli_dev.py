@@ -172,19 +172,23 @@ def study(
     part: Annotated[list[str] | None, typer.Option(help="only this part of docs/paper/training.md; repeatable")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 2,
 ) -> None:
-    """Train and compare the models of figures 7 and 8, for hours; what is done is kept. `fa-lib dev figures`
+    """Train and compare the models of figures 7, 8 and 20, for hours; what is done is kept. `fa-lib dev figures`
     draws them.
 
-    Writes data/recorded/cpu. docs/paper/training.md says what each part is for.
+    Writes data/recorded/cpu. docs/paper/training.md says what each part is for; the part stability is the spike study.
     """
     with exit_on_error(kept=f"runs that are done, and the last checkpoint of others, are kept in build/study: {AGAIN}"):
         from fa_lib.execution.paths import build
         from fa_lib.execution.pools import workers
-        from fa_lib.training import campaign
+        from fa_lib.training import campaign, spike_record
         from fa_lib.training.config import Config
 
+        parts = part or [*campaign.PARTS, spike_record.NAME]
         with workers(jobs) as pool:
-            campaign.run_study_parts(part or [*campaign.PARTS], Config.load("small"), build() / "study", pool)
+            if drift := [name for name in parts if name != spike_record.NAME]:
+                campaign.run_study_parts(drift, Config.load("small"), build() / "study", pool)
+            if spike_record.NAME in parts:
+                spike_record.record(build() / "study" / spike_record.NAME, executor=pool)
 
 
 @app.command()

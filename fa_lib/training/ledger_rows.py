@@ -8,6 +8,7 @@ from fa_lib.execution.claims import claim
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import MEASURES, at_end, slopes
 from fa_lib.training.growth import late
+from fa_lib.training.spikes import MAIN, REPLAYS
 
 Rows = list[dict[str, str]]
 
@@ -83,4 +84,17 @@ def of_speed(here: pd.Series, setting: str, on_gpus: Mapping[str, Mapping[str, p
         for size, ratios in by_size.items():
             where = f"{size}, torch's flash on {gpu}, BF16, {len(ratios)} processes"
             rows.append(claim("fig8-faster-gpu", where, ratios))
+    return rows
+
+
+def of_spikes(runs: pd.DataFrame, replays: pd.DataFrame) -> Rows:
+    """Of figure 20: which arms spike more often than Flash, and what averts a spike.
+
+    Args:
+        runs, replays: of `spike_record.recorded`.
+    """
+    spiked = runs[runs.arm.isin(MAIN)].pivot(index="seed", columns="arm", values="spike").gt(0).astype(int)
+    rows = [claim("stability-spikes", MAIN[arm].label, spiked[arm] - spiked.flash) for arm in MAIN if arm != "flash"]
+    for change, group in replays.groupby("change", sort=False):
+        rows.append(claim("stability-averted", REPLAYS[change].label, group.averted.astype(int)))
     return rows

@@ -5,7 +5,9 @@ from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fa_lib.execution.fingerprint import hardware, of_function
 from fa_lib.execution.paths import RECORDED
@@ -74,3 +76,67 @@ def recorded(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
     if not (folder / f"{NAME}.csv").exists():
         return {}
     return dict(runs=pd.read_csv(folder / f"{NAME}.csv"), replays=pd.read_csv(folder / f"{NAME}.replays.csv"))
+
+
+def rates(table: pd.DataFrame, column: str = "arm") -> pd.DataFrame:
+    """Count spikes, or what was averted, with Wilson's 95 % intervals.
+
+    Args:
+        table: runs (a spike where `spike` is not 0) or replays (`averted`), of `recorded`.
+        column: of the groups: "arm" of runs, "change" of replays.
+
+    Returns:
+        DataFrame: column, count, of, rate, low, high; in the table's order.
+    """
+    happened = table.spike.gt(0) if column == "arm" else table.averted.astype(bool)
+    rows = []
+    for key, group in happened.groupby(table[column], sort=False):
+        ends = stats.binomtest(int(group.sum()), len(group)).proportion_ci(method="wilson")
+        rows.append({column: key, "count": group.sum(), "of": len(group), "rate": group.mean()}
+                    | dict(low=ends.low, high=ends.high))  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def paired(runs: pd.DataFrame, twin: str = "flash") -> pd.DataFrame:
+    """Compare the plan's arms with `twin`, seed by seed.
+
+    Returns:
+        DataFrame: arm; only, twin_only (seeds in which one of the two spikes); of (seeds); spikes_p (McNemar's exact
+        test); rise (median of the differences of the largest rises, in nats); rises_p (Wilcoxon's signed-rank test);
+        both p corrected by Holm over the arms, and NaN until all SEEDS are recorded, as the plan has it.
+    """
+    main = runs[runs.arm.isin(spikes.MAIN)]
+    by_arm = {name: main.pivot(index="seed", columns="arm", values=name) for name in ("spike", "rise")}
+    complete, rows = len(by_arm["rise"].dropna()) >= SEEDS, []
+    for arm in (name for name in spikes.MAIN if name != twin):
+        one, other = (by_arm["spike"][name].gt(0) for name in (arm, twin))
+        only, twin_only = int((one & ~other).sum()), int((other & ~one).sum())
+        change = (by_arm["rise"][arm] - by_arm["rise"][twin]).dropna()
+        p = [stats.binomtest(only, only + twin_only).pvalue if only + twin_only else 1.0, stats.wilcoxon(change).pvalue]
+        rows.append(dict(arm=arm, only=only, twin_only=twin_only, of=len(change), spikes_p=p[0],
+                         rise=change.median(), rises_p=p[1]))  # fmt: skip
+    table = pd.DataFrame(rows)
+    for name in ("spikes_p", "rises_p"):
+        table[name] = holm(table[name]) if complete else np.nan
+    return table
+
+
+def holm(p: pd.Series) -> pd.Series:
+    """Correct p-values for their number, by Holm's method."""
+    ordered = p.sort_values()
+    return (ordered * np.arange(len(p), 0, -1)).cummax().clip(upper=1).reindex(p.index)
+
+
+def responses(runs: pd.DataFrame) -> pd.DataFrame:
+    """Select the doses: how a run with fewer bits differs from `flash` of the same seed.
+
+    Returns:
+        DataFrame: the columns of runs; kind ("sums" or "delta"), bits, excess (held-out loss in nats over that of
+        `flash`). `flash` itself is delta's 8 bits.
+    """
+    twin = runs[runs.arm == "flash"].set_index("seed").held_out
+    doses = runs[runs.arm.str.fullmatch(r"(sums|delta)_\d+") | ((runs.arm == "flash") & runs.seed.lt(FIRST + ROUND))]
+    parts = doses.arm.replace("flash", "delta_8").str.split("_")
+    excess = doses.held_out - doses.seed.map(twin)
+    doses = doses.assign(kind=parts.str[0], bits=parts.str[1].astype(int), excess=excess)
+    return doses.sort_values(["kind", "bits", "seed"])
