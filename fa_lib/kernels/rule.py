@@ -12,8 +12,8 @@ from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels import presets
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.option_names import plain
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.registry import plain
 from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call, by_key
 from fa_lib.numerics.dots import Exact
