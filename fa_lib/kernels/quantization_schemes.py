@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.rows import nonzero
 from fa_lib.numerics.block_formats import E8M0
 from fa_lib.numerics.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
@@ -60,16 +61,8 @@ class Scheme:
 
     @classmethod
     def of(cls, spec: "Scheme | str") -> "Scheme":
-        """Return the Scheme named by `spec`, a key of SCHEMES, or `spec` itself where it is one.
-
-        Raises:
-            ValueError: there is no Scheme of that name.
-        """
-        if isinstance(spec, Scheme):
-            return spec
-        if spec not in SCHEMES:
-            raise ValueError(f"scheme: got {spec!r}; accepted are a Scheme, {', '.join(SCHEMES)}")
-        return SCHEMES[spec]
+        """Return the Scheme named by `spec`, a key of SCHEMES, or `spec` itself where it is one."""
+        return spec if isinstance(spec, Scheme) else lookup("scheme", spec, SCHEMES)
 
     @property
     def by_row(self) -> bool:
