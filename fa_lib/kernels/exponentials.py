@@ -29,10 +29,7 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     BF16's unit roundoff of 3.9e-3, and not beside FP16's of 4.9e-4.
 
     Args:
-        x: float64, any shape, with FP32 values, x <= 0 (the arguments of softmax).
-
-    Returns:
-        float64 of x's shape, with FP32 values.
+        x: float64, any shape, with FP32 values, x <= 0 (the arguments of softmax); so is the result.
     """
     c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
     y = FP32(x * LOG2_E)

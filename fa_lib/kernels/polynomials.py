@@ -39,11 +39,7 @@ def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
 
 
 def polynomial_exp2(degree: int) -> Callable[[Tensor], Tensor]:
-    """Make 2**y by the polynomial of `polynomial_exp`, with that function's argument, result and error.
-
-    Raises:
-        ValueError: there is no polynomial of that degree.
-    """
+    """Make 2**y by the polynomial of `polynomial_exp`, with that function's argument, result and error."""
     if degree not in _EXP2:
         raise ValueError(f"degree: got {degree!r}; accepted are {', '.join(map(str, _EXP2))}")
     highest, *lower = _EXP2[degree][::-1]

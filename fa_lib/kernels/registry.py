@@ -23,12 +23,8 @@ def register(name: str, fn: Callable) -> None:
     A notebook's kernel, a worker and a job are processes of their own and do not have the name: in a grid with an
     executor, in a notebook's parameters and on the command line, say package.module:function.
 
-    Args:
-        name: not taken yet.
-        fn: called `fn(q, k, v, *, causal=False, scale=None, mask=None)`, returns o in q's dtype and shape.
-
-    Raises:
-        ValueError: the name is taken or no text, or fn cannot be called.
+    fn is called `fn(q, k, v, *, causal=False, scale=None, mask=None)` and returns o in q's dtype and shape. A
+    ValueError says that the name is taken or no text, or that fn cannot be called.
     """
     if not isinstance(name, str) or not name or name in available() or {":", "@"} & {*name}:
         raise ValueError(f"name: got {name!r}; accepted is a text without : and @, other than {', '.join(available())}")
