@@ -3,6 +3,7 @@
 A function's sources are the module it is written in, and the modules that this one imports, and so on: imports inside
 of functions count. Those of the standard library and of installed packages do not: versions stand for them. A package's
 __init__ counts where something is imported from it by name, and outside of fa_lib wherever a module of it is imported.
+A file counts with the module that names it, "template.cu", where it lies in a folder below that of the module.
 """
 
 import ast
@@ -28,6 +29,7 @@ from fa_lib.execution.paths import PACKAGES
 LIBRARIES = ("torch", "numpy", "gfloat", "numba")
 SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")  # of the environment, that change bits
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
+FILES = re.compile(r'"([\w-]+\.[a-z]+)"')  # that a source names
 
 
 def digest(value: Any) -> str:
@@ -232,7 +234,10 @@ def _text(path):
 
 
 def _sha(path):
-    return hashlib.sha256(_text(path).encode()).hexdigest()
+    """Compute the SHA-256 of a file, and of those that it names in folders below its own."""
+    below = [path.parent.glob(f"[!._]*/{name}") for name in FILES.findall(_text(path))] if _is_own(path) else []
+    texts = [_text(path), *(_text(file) for files in below for file in sorted(files))]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _is_own(path):

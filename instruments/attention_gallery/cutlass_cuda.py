@@ -28,7 +28,7 @@ FIELDS = (  # of Params: kernel_forward.h, line 133
     *"num_queries num_keys custom_mask_type o_strideM num_batches num_heads".split(),
     *(f"{x}_stride{axis}" for x in ("q", "k", "v", "bias") for axis in "MHB"),
 )
-SOURCE = cuda_template("cutlass.cu", "312808b2a691598c")
+SOURCE = cuda_template("cutlass.cu")
 
 
 @accepts(

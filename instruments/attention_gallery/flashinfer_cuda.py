@@ -37,7 +37,7 @@ PAGED_FIELDS = tuple(f"paged_kv.{name}" for name in f"{PAGED} indices indptr las
 COMMON = "q o lse padded_batch_size num_qo_heads q_stride_n q_stride_h window_left sm_scale request_indices"
 COMMON_FIELDS = tuple(f"{COMMON} kv_tile_indices o_indptr kv_chunk_size_ptr block_valid_mask partition_kv".split())
 PREFILL_FIELDS = ("q_indptr", "qo_tile_indices", "merge_indptr", "max_total_num_rows", "total_num_rows")
-SOURCE = cuda_template("flashinfer.cu", "dddfaced5e90081c")
+SOURCE = cuda_template("flashinfer.cu")
 DECODE = "BatchDecodeWithPagedKVCacheKernel<PosEncodingMode::kNone, 2, {tile}, {vector}, {across}, {group}, {deep}"
 PREFILL = """using Traits = KernelTraits<MaskMode::{mask}, {tile_q}, {mma_q}, {mma_kv}, {mma_d}, {mma_d}, {warps_q},
     {warps_kv}, PosEncodingMode::kNone, T, T, T, float, int32_t, Variant, kPrefillLauncherRepacksFp4>;
