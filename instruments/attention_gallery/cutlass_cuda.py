@@ -32,9 +32,8 @@ SOURCE = cuda_template("cutlass.cu")
 
 
 @accepts(
-    (*TYPES,), "torch's memory-efficient attention", tall=False,
-    no_gradients="gradients of torch's CUTLASS kernel: its backward kernel is not called here",
-)  # fmt: skip
+    "torch's CUTLASS kernel, of which the backward one is not called here,", (*TYPES,), gradients=False, tall=False
+)
 def cutlass_fmha(q, k, v, causal=False, scale=None, mask=None, gpu="A100"):
     """Call the forward kernel as aten::_efficient_attention_forward does, without dropout and log-sum-exp, which
     inference does not ask for.
