@@ -108,14 +108,8 @@ class Backward:
         return p.output(p.grad_sums(total))
 
     def dk_dv(self, q, k, v, block_kv, add, rest):
-        """Compute dK and dV, in the shapes of k and v.
-
-        Args:
-            q, k, v: of the call.
-            block_kv: keys of a tile.
-            add: rounds a running sum.
-            rest: statistics, dO and delta, (heads, n_q, ...) each.
-        """
+        """Compute dK and dV, in the shapes of k and v; add: rounds a running sum; rest: statistics, dO and delta,
+        (heads, n_q, ...) each."""
         p, options, shapes = self.p, self.options, (k.shape, v.shape)
         q, k, v = (flat(x, p) for x in (q, k, v))
         block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)

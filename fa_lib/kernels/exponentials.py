@@ -41,17 +41,12 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
 
 
 def dynamic_maximum(beta: float) -> Callable[[Tensor], Tensor]:
-    """Make the row maximum of arXiv 2510.04212, section 4: where several keys attain it, it is replaced by beta times
-    itself if it is positive, and by 0 if it is negative, so that no P is exactly 1.
+    """Make the row maximum of arXiv 2510.04212, section 4, for `Algorithm.maximum`: where several keys attain it, it is
+    replaced by beta times itself if it is positive, and by 0 if it is negative, so that no P is exactly 1. beta: above
+    1; from 2 to 8 in the paper.
 
     As printed it has no bound: a repeated maximum m above some 87 / (beta - 1) makes every P of the row 0 in FP32, and
     the row 0 / 0. It leaves a repeated maximum of 0 as it is.
-
-    Args:
-        beta: above 1; from 2 to 8 in the paper.
-
-    Returns:
-        A function of S (rows, B_c) that returns (rows, 1), for `Algorithm.maximum`.
     """
 
     def maximum(S):

@@ -70,19 +70,8 @@ def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
 
 
 def validate(q: Tensor, k: Tensor, v: Tensor, **options) -> CallOptions:
-    """Check a call as every kernel must: the shapes fit one another, and each option has an accepted value.
-
-    Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        options: of `CallOptions`.
-
-    Returns:
-        The options.
-
-    Raises:
-        ValueError: names the argument, its value and what is accepted.
-    """
+    """Check a call as every kernel must, and return its options: the shapes fit one another, and each option of
+    `CallOptions` has an accepted value. A ValueError names the argument, its value and what is accepted."""
     settings = CallOptions.of(**options)
     for holds, message in chain(_rules_of_tensors(q, k, v), _rules_of_options(q, k, settings)):
         if not holds:

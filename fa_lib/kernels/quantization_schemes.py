@@ -196,19 +196,9 @@ def smoothed(k: Float64[Tensor, "*kv_lead n_kv d"]) -> Float64[Tensor, "*kv_lead
 def rotated(
     q: Float64[Tensor, "*lead n_q d"], k: Float64[Tensor, "*kv_lead n_kv d"], seed: int
 ) -> tuple[Float64[Tensor, "*lead n_q d"], Float64[Tensor, "*kv_lead n_kv d"]]:
-    """Multiply each row of Q and K by random signs and a Hadamard matrix: the scores stay the same, and outliers are
-    spread over the row (incoherent processing, arXiv 2407.08608, section 3.3).
-
-    Args:
-        q, k: float64 (..., sequence, head_dim), head_dim a power of two.
-        seed: of the signs.
-
-    Returns:
-        (q, k), of their shapes.
-
-    Raises:
-        ValueError: head_dim is no power of two.
-    """
+    """Multiply each row of Q and K, whose head_dim is a power of two, by random signs, of a seed, and a Hadamard
+    matrix: the scores stay the same, and outliers are spread over the row (incoherent processing, arXiv 2407.08608,
+    section 3.3)."""
     d = q.shape[-1]
     if d & (d - 1):
         raise ValueError(f"q: got head_dim {d}; accepted is a power of two")
