@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import ptx_machine as gpu
     from attention_check import testing
     from attention_check.explain.explain import explain
+    from attention_check.probe.tensor_files import load
     from fa_lib import kernels, theory
     from fa_lib.execution.sweep import sweep
     from fa_lib.kernels.inputs import draw
     from fa_lib.kernels.precision import Precision
-    from fa_lib.kernels.tensor_files import load
     from fa_lib.kernels.tiling import Tiling
     from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to
     from fa_lib.numerics.metrics import deviation
@@ -27,12 +27,13 @@ __all__ = [
 _FORMATS = ("BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "round_to")
 _HOMES = dict.fromkeys(_FORMATS, "numerics.formats") | {
     "deviation": "numerics.metrics", "wasserstein": "numerics.wasserstein", "Precision": "kernels.precision",
-    "Tiling": "kernels.tiling", "draw": "kernels.inputs", "load": "kernels.tensor_files", "sweep": "execution.sweep",
+    "Tiling": "kernels.tiling", "draw": "kernels.inputs", "sweep": "execution.sweep",
 }  # fmt: skip
 _INSTRUMENTS = {
     "gpu": "ptx_machine",
     "testing": "attention_check.testing",
     "explain": "attention_check.explain.explain",
+    "load": "attention_check.probe.tensor_files",
 }
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from fa_lib.execution import fingerprint
 from fa_lib.execution.fingerprint import code_version, of_notebook, sources
 from fa_lib.experiments import microbenchmark
 
@@ -82,3 +83,16 @@ def test_what_a_cell_depends_on_is_part_of_its_key(tmp_path, monkeypatch):
         fn = importlib.import_module("mine_module").f
         versions.append(code_version(fn, [dict(config=str(config), device="cpu")]))
     assert len(set(versions)) == 5 and versions[4] == versions[5]
+
+
+def test_a_file_below_a_module_counts_with_the_module_that_names_it(tmp_path, monkeypatch):
+    package, digests = tmp_path / "mine", []
+    for file, text in (("names.py", 'TEXT = "a.cu"'), ("others.py", 'TEXT = "b.cu"'), ("cuda/a.cu", "first")):
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        (package / file).write_text(text)
+    for step in (1, 2):
+        (package / "cuda" / "a.cu").write_text(f"text {step}")
+        fingerprint._own_text.cache_clear()  # a process has the sources that it began with
+        monkeypatch.setitem(fingerprint.PACKAGES, "mine", package)
+        digests.append([sources(f"{package / name}.py", f"mine.{name}") for name in ("names", "others")])
+    assert digests[0][0] != digests[1][0] and digests[0][1] == digests[1][1]

@@ -170,7 +170,7 @@ def test_zeros_stay_and_what_is_not_finite_makes_its_own_part_nan(name):
 def test_errors_name_what_came():
     x = torch.ones(4, 40).double()
     for call, words in (
-        (lambda: Scheme.of("MXFP6"), "scheme: got 'MXFP6'; accepted are a Scheme, FP8, FP8_TENSOR"),
+        (lambda: Scheme.of("MXFP6"), "scheme: got 'MXFP6'; accepted are FP8, FP8_TENSOR"),
         (lambda: Scheme(E4M3, "row"), "per: got 'row'"),
         (lambda: Scheme(E4M3, "group", 0), "size: got 0"),
         (lambda: Scheme(E4M3, "tensor", outer="tensor"), "outer: got 'tensor' with 'tensor'"),

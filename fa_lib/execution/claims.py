@@ -53,14 +53,10 @@ def verdict(
 
 
 def bounds(values: Sequence[float] | np.ndarray, average: str = "") -> tuple[float, float, float]:
-    """Compute a mean and the ends of its 95 % confidence interval (Student's t).
+    """Compute a mean over seeds and the ends of its 95 % confidence interval (Student's t): (mean, first, last), three
+    times the value where there is only one.
 
-    Args:
-        values: one a seed.
-        average: "" is the arithmetic mean; for "geometric" mean and interval are those of the logarithms.
-
-    Returns:
-        mean, first, last: three times the value where there is only one.
+    average: "" is the arithmetic mean; for "geometric" mean and interval are those of the logarithms.
     """
     each = pd.Series(values, dtype=float)
     found = np.exp(interval(np.log(each))) if average else np.array(interval(each))
@@ -69,18 +65,10 @@ def bounds(values: Sequence[float] | np.ndarray, average: str = "") -> tuple[flo
 
 
 def claim(id: str, setting: str, values: Sequence[float] | pd.Series) -> dict[str, str]:
-    """Make one row of the ledger.
+    """Make one row of the ledger: id, setting, values (numbers in one text, separated by blanks). A ValueError: an id
+    that data/published.csv lacks, no values, or values that are not finite.
 
-    Args:
-        id: a statement's, in data/published.csv.
-        setting: the choices that the paper leaves open, in words.
-        values: ours, one a seed.
-
-    Returns:
-        dict: id, setting, values (numbers in one text, separated by blanks).
-
-    Raises:
-        ValueError: unknown id, no values, or values that are not finite.
+    setting: the choices that the paper leaves open, in words. values: ours, one a seed.
     """
     table = published()
     if id not in table.index:
@@ -92,13 +80,7 @@ def claim(id: str, setting: str, values: Sequence[float] | pd.Series) -> dict[st
 
 
 def by_distribution(id: str, setting: str, values: pd.Series) -> list[dict[str, str]]:
-    """Make a `claim` for each distribution of inputs.
-
-    Args:
-        id, setting: as of `claim`. values: indexed by (distribution, seed).
-
-    Returns:
-        rows of `claim`, whose setting begins with the distribution.
-    """
+    """Make a `claim` for each distribution of inputs, with which its setting begins; values: indexed by (distribution,
+    seed)."""
     groups = values.groupby("distribution", sort=False)
     return [claim(id, f"{distribution} inputs, {setting}", group) for distribution, group in groups]

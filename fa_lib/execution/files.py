@@ -42,15 +42,8 @@ def refuse_link(path: Path) -> None:
 
 
 def renewed(text: str, begin: str, end: str, inside: str, name: str) -> str:
-    """Replace the part of a text between its two marks.
-
-    Args:
-        text: all of it. begin, end: the marks, which stay. inside: what is put between them.
-        name: the text's name, for the error.
-
-    Raises:
-        ValueError: the marks are missing.
-    """
+    """Replace the part of a text between its two marks, which stay, by `inside`. A ValueError, with the text's name,
+    says that the marks are missing."""
     found, count = re.subn(
         re.escape(begin) + ".*?" + re.escape(end), lambda _: f"{begin}\n{inside}\n{end}", text, flags=re.S
     )

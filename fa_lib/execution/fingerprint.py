@@ -3,6 +3,7 @@
 A function's sources are the module it is written in, and the modules that this one imports, and so on: imports inside
 of functions count. Those of the standard library and of installed packages do not: versions stand for them. A package's
 __init__ counts where something is imported from it by name, and outside of fa_lib wherever a module of it is imported.
+A file counts with the module that names it, "template.cu", where it lies in a folder below that of the module.
 """
 
 import ast
@@ -28,6 +29,7 @@ from fa_lib.execution.paths import PACKAGES
 LIBRARIES = ("torch", "numpy", "gfloat", "numba")
 SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")  # of the environment, that change bits
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
+FILES = re.compile(r'"([\w-]+\.[a-z]+)"')  # that a source names
 
 
 def digest(value: Any) -> str:
@@ -130,19 +132,18 @@ def _walked(names, reader):
     is a folder, the reader's, in that folder or wherever Python finds them."""
     found, left, seen = {}, list(names), set()
     while left:
-        imported = left.pop()
-        first = imported[0].partition(".")[0]
-        if imported in seen or first not in PACKAGES and reader is None:
+        module, inner = imported = left.pop()
+        own = PACKAGES.get(module.partition(".")[0])
+        if imported in seen or own is None and reader is None:
             continue
         seen.add(imported)
-        if first in PACKAGES:
-            name, path = _own_file(imported, PACKAGES[first].parent)
-        else:
-            name, path = _file(imported, reader)
-            name, path = (name, path) if path else _found(imported)
+        candidates = (f"{module}.{inner}", module) if inner else (module,)  # the import may mean either
+        paths = {each: _own_file(each, own.parent) if own else _readers_file(each, reader) for each in candidates}
+        name = next((each for each, path in paths.items() if path), module)
+        if own is None:
             parts = name.split(".")
             left += [(".".join(parts[:i]), "") for i in range(1, len(parts))]  # the packages that it is in
-        if path is not None and name not in found:
+        if (path := paths[name]) and name not in found:
             found[name] = _sha(path)
             left += _imports(_text(path), name, path.name == "__init__.py") if path.suffix == ".py" else []
     return found
@@ -153,18 +154,16 @@ def _installed(file):
     return file is not None and bool({"site-packages", "dist-packages"} & set(Path(file).resolve().parts))
 
 
-def _found(imported):
-    """Find module and file of an import where Python does, as `_file`; (module, None) for a module of the standard
-    library or of an installed package."""
-    module = imported[0]
+def _readers_file(module, folder):
+    """Find the file of a module as `_file`, or else where Python does; None for one of the standard library or of an
+    installed package."""
     first = module.partition(".")[0]
-    if not module or first in sys.stdlib_module_names or first in LIBRARIES or _installed(_located(first)):
-        return module, None
-    for each in _candidates(imported):
-        file = _located(each)
-        if file and Path(file).is_file():
-            return each, None if _installed(file) else Path(file).resolve()
-    return module, None
+    if path := _file(module, folder):
+        return path
+    if not first or first in sys.stdlib_module_names or first in LIBRARIES or _installed(_located(first)):
+        return None
+    file = _located(module)
+    return Path(file).resolve() if file and Path(file).is_file() and not _installed(file) else None
 
 
 @cache
@@ -201,21 +200,10 @@ def _tree(text):
         return ast.Module([], [])
 
 
-def _file(imported, folder):
-    """Find module and file of an import below a folder: the module `module.name` where there is one, else `module`;
-    (module, None) where neither is there."""
-    for each in _candidates(imported):
-        at = folder.joinpath(*each.split("."))
-        for path in (at.with_suffix(".py"), at / "__init__.py"):
-            if path.is_file():
-                return each, path
-    return imported[0], None
-
-
-def _candidates(imported):
-    """List the modules that an import may mean: `module.name`, and `module`."""
-    module, name = imported
-    return (f"{module}.{name}", module) if name else (module,)
+def _file(module, folder):
+    """Find the file of a module below a folder; None where there is none."""
+    at = folder.joinpath(*module.split("."))
+    return next((path for path in (at.with_suffix(".py"), at / "__init__.py") if path.is_file()), None)
 
 
 # fa_lib's own files as they were when first asked for, which is what this process runs
@@ -232,7 +220,10 @@ def _text(path):
 
 
 def _sha(path):
-    return hashlib.sha256(_text(path).encode()).hexdigest()
+    """Compute the SHA-256 of a file, and of those that it names in folders below its own."""
+    below = [path.parent.glob(f"[!._]*/{name}") for name in FILES.findall(_text(path))] if _is_own(path) else []
+    texts = [_text(path), *(_text(file) for files in below for file in sorted(files))]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _is_own(path):

@@ -119,14 +119,7 @@ def _verdicts(rows):
 
 
 def with_headlines(text: str, table: pd.DataFrame) -> str:
-    """Put `headlines` between the two marks of docs/paper/claims.md.
-
-    Args:
-        text: the page's. table: of `ledger`.
-
-    Raises:
-        ValueError: the marks are missing.
-    """
+    """Put `headlines` between the two marks of a text, docs/paper/claims.md's; a ValueError where they are missing."""
     return renewed(text, BEGIN, END, headlines(table), PAPER.name)
 
 

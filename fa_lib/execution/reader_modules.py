@@ -56,17 +56,12 @@ def in_front() -> Iterator[None]:
 
 
 def module_name(named: str, what: str = "kernel") -> str:
-    """package.module:function of a function that is named by its file; any other name as it is.
+    """Return package.module:function for a function that is named by its file, path/to/file.py:function, and any other
+    name as it is. Nothing is imported; the folder that the module is imported from, the file's or the one around its
+    packages, is added by `add`.
 
-    Args:
-        named: path/to/file.py:function, or another name. what: the argument's name, for errors.
-
-    `add` is told of the folder that the module is imported from: the file's, or the one around its
-    packages. Nothing is imported.
-
-    Raises:
-        ValueError: there is no such file or no function is named, it can be no module, or Python finds another module
-            of its name.
+    what: the argument's name, for the ValueError: there is no such file or no function is named, it can be no module,
+    or Python finds another module of its name.
     """
     file, _, function = named.rpartition(":")
     if named.endswith(".py"):

@@ -82,14 +82,8 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def recorded(name: str) -> dict[str, "pd.DataFrame"]:
-    """Read the tables that a GPU (`benchmarks.record`), or another machine, left for a notebook.
-
-    Args:
-        name: the notebook's, or a table's.
-
-    Returns:
-        dict: device -> table, for every device that has run it.
-    """
+    """Read the tables that a GPU (`benchmarks.record`), or another machine, left for a notebook, or under a table's
+    name: device -> table, for every device that has run it."""
     import pandas as pd
 
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))
@@ -97,15 +91,8 @@ def recorded(name: str) -> dict[str, "pd.DataFrame"]:
 
 
 def provenance(parameters: dict, pool: Executor | None = None) -> dict:
-    """Describe where results came from.
-
-    Args:
-        parameters: name -> value. pool: an executor, whose jobs may have run on other devices.
-
-    Returns:
-        dict: parameters, python, versions, device (`described`), jobs (the devices of jobs, where there are any),
-        commit, seconds (since this file was loaded).
-    """
+    """Describe where results came from: a dict of parameters, python, versions, device (`described`), jobs (the devices
+    of the jobs of an executor, where there are any), commit, seconds (since this file was loaded)."""
     jobs = getattr(pool, "devices", [])
     return {
         "parameters": {key: list(value) if isinstance(value, range) else value for key, value in parameters.items()},
@@ -137,12 +124,8 @@ def versions() -> dict[str, str]:
 
 
 def described() -> dict:
-    """Describe the device at this time.
-
-    Returns:
-        dict: as of `device`; with a GPU also cuda and capability, and by QUERY what nvidia-smi says: driver, clocks
-        (MHz), power limit (W) and temperature (°C), as texts.
-    """
+    """Describe the device at this time: as `device`; with a GPU also cuda and capability, and by QUERY what nvidia-smi
+    says: driver, clocks (MHz), power limit (W) and temperature (°C), as texts."""
     found = device()
     if torch.cuda.is_available():
         found |= dict(cuda=torch.version.cuda, capability=torch.cuda.get_device_capability())
@@ -155,11 +138,8 @@ def described() -> dict:
 
 
 def device() -> dict:
-    """Describe the machine that computes, in the same way at any time.
-
-    Returns:
-        dict: machine, system, threads and instructions (torch's), and gpu (its name) where there is one.
-    """
+    """Describe the machine that computes, in the same way at any time: machine, system, threads and instructions
+    (torch's), and gpu (its name) where there is one."""
     cpu = {"machine": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads()}
     cpu["instructions"] = torch.backends.cpu.get_cpu_capability()
     return cpu | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})

@@ -82,15 +82,9 @@ class _Call(submitit.helpers.Checkpointable):
 
 
 def settings() -> dict[str, Any]:
-    """Read what each job requests from the file that FA_LIB_CLUSTER names, or from cluster.yaml of the checkout.
-
-    Returns:
-        dict: parameters of submitit.SlurmExecutor, and at_once, the number of jobs at a time; DEFAULTS where the file
-        says nothing.
-
-    Raises:
-        ValueError: the named file does not exist, or it holds no mapping.
-    """
+    """Read what each job requests from the file that FA_LIB_CLUSTER names, or from cluster.yaml of the checkout:
+    parameters of submitit.SlurmExecutor, and at_once, the number of jobs at a time; DEFAULTS where the file says
+    nothing. A ValueError: the named file does not exist, or it holds no mapping."""
     path = Path(os.environ.get("FA_LIB_CLUSTER") or ROOT / "cluster.yaml")
     if "FA_LIB_CLUSTER" in os.environ and not path.is_file():
         raise ValueError(f"FA_LIB_CLUSTER: got {str(path)!r}, which does not exist; accepted is a YAML file")

@@ -12,26 +12,21 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.golden_pair import golden_pair
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.reference import golden, reference
-from fa_lib.kernels.registry import available, emulates, get, register
+from fa_lib.kernels.registry import available, emulates, get, plain, register
 from fa_lib.kernels.tiled import rescales, tiled
 
 if TYPE_CHECKING:
     from fa_lib.kernels.compiled import flash, refusal
     from fa_lib.kernels.eager import stepwise, unfused
-    from fa_lib.kernels.layouts import LAYOUTS
-    from fa_lib.kernels.option_names import plain
     from fa_lib.kernels.presets import as_shipped, baseline, every_step
-    from fa_lib.kernels.readings import read_as
 
 __all__ = [
-    "LAYOUTS", "Algorithm", "KernelRef", "as_shipped", "available", "baseline", "emulates", "every_step", "flash",
-    "get", "golden", "golden_pair", "plain", "read_as", "reference", "refusal", "register", "rescales", "stepwise",
-    "tiled", "unfused",
+    "Algorithm", "KernelRef", "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get",
+    "golden", "golden_pair", "plain", "reference", "refusal", "register", "rescales", "stepwise", "tiled", "unfused",
 ]  # fmt: skip
 ON_DEMAND = {  # name -> its module
-    "flash": "compiled", "refusal": "compiled", "stepwise": "eager", "unfused": "eager", "LAYOUTS": "layouts",
-    "plain": "option_names", "as_shipped": "presets", "baseline": "presets", "every_step": "presets",
-    "read_as": "readings",
+    "flash": "compiled", "refusal": "compiled", "stepwise": "eager", "unfused": "eager", "as_shipped": "presets",
+    "baseline": "presets", "every_step": "presets",
 }  # fmt: skip
 
 

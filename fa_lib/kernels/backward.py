@@ -17,17 +17,13 @@ from fa_lib.kernels.rows import by_rows, dropped, flat, rows_at_once, run, store
 def differentiable(
     q: Tensor, k: Tensor, v: Tensor, forward: Callable, backward: Callable, sinks: Tensor | None = None
 ) -> Tensor:
-    """Call a kernel's forward pass, and give its output the gradients of `backward` where an input requires one.
+    """Call a kernel's forward pass, and give its output o the gradients of `backward` where an input requires one.
 
     Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        q, k, v: as `reference`.
         forward: forward(q, k, v) -> (o, statistics of its rows (..., n_q, 1 or 2)).
         backward: backward(q, k, v, o, statistics, dO) -> the gradients of q, k and v, and of sinks where there are any.
         sinks: (heads,).
-
-    Returns:
-        o: (..., heads, n_q, d_v).
     """
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks)):
         return _Attention.apply(q, k, v, sinks, forward, backward)
@@ -112,14 +108,8 @@ class Backward:
         return p.output(p.grad_sums(total))
 
     def dk_dv(self, q, k, v, block_kv, add, rest):
-        """Compute dK and dV, in the shapes of k and v.
-
-        Args:
-            q, k, v: of the call.
-            block_kv: keys of a tile.
-            add: rounds a running sum.
-            rest: statistics, dO and delta, (heads, n_q, ...) each.
-        """
+        """Compute dK and dV, in the shapes of k and v; add: rounds a running sum; rest: statistics, dO and delta,
+        (heads, n_q, ...) each."""
         p, options, shapes = self.p, self.options, (k.shape, v.shape)
         q, k, v = (flat(x, p) for x in (q, k, v))
         block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)

@@ -32,15 +32,9 @@ class ScaledProducts(Dot):
     def of(
         cls, core: ScaledCore, schemes: Mapping[str, Scheme | None], tensors: Mapping[str, Tensor]
     ) -> "ScaledProducts":
-        """Make the products of an attention call.
-
-        Args:
-            core, schemes: as above; each of "q", "k", "v" and "p" needs a Scheme.
-            tensors: "q", "k" and "v" -> tensor (..., sequence, features), before it is quantised.
-
-        Raises:
-            ValueError: a scheme's elements, groups or scales are not the unit's, or V has a scale for each channel.
-        """
+        """Make the products of an attention call, whose tensors "q", "k" and "v" (..., sequence, features) are not
+        quantised yet. A ValueError says that one of "q", "k", "v" and "p" has no Scheme, that a scheme's elements,
+        groups or scales are not the unit's, or that V has a scale for each channel."""
         blocks, by_name = core.inputs, {}
         for name, scheme in schemes.items():
             expected = (blocks.element, "group", blocks.size, blocks.scale)

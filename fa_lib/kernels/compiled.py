@@ -17,8 +17,7 @@ def flash(q: Queries, k: Keys, v: Values, *, backend: str = "torch", **options) 
     """Call a compiled flash-attention kernel, with its own gradients.
 
     Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        q, k, v: as `reference`.
         backend: "torch" is scaled_dot_product_attention restricted to its FLASH_ATTENTION backend: on CPU a compiled
             kernel for BF16, FP16, FP32 and FP64 (ATen, FlashAttentionKernel.cpp), on CUDA FlashAttention-2 for
             BF16 and FP16. "torch:FA3" and "torch:FA4" are the kernels of these names in torch's registry.
@@ -46,14 +45,8 @@ def flash(q: Queries, k: Keys, v: Values, *, backend: str = "torch", **options) 
 
 
 def refusal(backend: str = "torch", fmt: FormatLike = BF16, device: str = "cpu") -> str:
-    """Say why a backend of `flash` cannot run a format on this machine; "" where it can. It makes one small call, long
-    enough for torch to pack K and V.
-
-    Args:
-        backend: a key of BACKENDS.
-        fmt: of Q, K and V.
-        device: torch's.
-    """
+    """Say why a backend of `flash` cannot run a format, of Q, K and V, on this machine; "" where it can. It makes one
+    small call, long enough for torch to pack K and V."""
     x = torch.zeros(1, 1, 1024, 32, dtype=Format.of(fmt).dtype, device=device)
     try:
         flash(x, x, x, backend=backend)

@@ -25,17 +25,7 @@ def unfused(
     autograd's. S is scaled before it is rounded, as torch.baddbmm does with its alpha.
 
     `reference` with `Precision.materialized` is its emulation. A row that sees no key is NaN, as in a framework.
-
-    Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        causal, scale, mask: as `options.CallOptions`.
-
-    Returns:
-        o: (..., heads, n_q, d_v) in q's dtype.
-
-    Raises:
-        ValueError: an argument does not fit.
+    Arguments and result are otherwise those of `reference`.
     """
     settings = validate(q, k, v, causal=causal, scale=scale, mask=mask)
     k, v = (as_many_heads(x, q) for x in (k, v))
@@ -61,17 +51,9 @@ def stepwise(
     l and O are carried in that dtype, and every operation rounds once. Its gradients are FlashAttention's, too.
 
     Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        causal, mask: it has none; accepted are False and None.
-        scale: as `reference`.
+        q, k, v, scale: as `reference`; so is the result.
+        causal, mask: it has none; accepted are False and None, and a ValueError says so of others.
         block_kv: keys of a tile.
-
-    Returns:
-        o: (..., heads, n_q, d_v) in q's dtype.
-
-    Raises:
-        ValueError: an argument does not fit.
     """
     validate(q, k, v, scale=scale)
     for name, value in (("causal", causal), ("mask", None if mask is None else tuple(mask.shape))):

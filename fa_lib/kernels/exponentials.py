@@ -29,10 +29,7 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     BF16's unit roundoff of 3.9e-3, and not beside FP16's of 4.9e-4.
 
     Args:
-        x: float64, any shape, with FP32 values, x <= 0 (the arguments of softmax).
-
-    Returns:
-        float64 of x's shape, with FP32 values.
+        x: float64, any shape, with FP32 values, x <= 0 (the arguments of softmax); so is the result.
     """
     c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
     y = FP32(x * LOG2_E)
@@ -44,17 +41,12 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
 
 
 def dynamic_maximum(beta: float) -> Callable[[Tensor], Tensor]:
-    """Make the row maximum of arXiv 2510.04212, section 4: where several keys attain it, it is replaced by beta times
-    itself if it is positive, and by 0 if it is negative, so that no P is exactly 1.
+    """Make the row maximum of arXiv 2510.04212, section 4, for `Algorithm.maximum`: where several keys attain it, it is
+    replaced by beta times itself if it is positive, and by 0 if it is negative, so that no P is exactly 1. beta: above
+    1; from 2 to 8 in the paper.
 
     As printed it has no bound: a repeated maximum m above some 87 / (beta - 1) makes every P of the row 0 in FP32, and
     the row 0 / 0. It leaves a repeated maximum of 0 as it is.
-
-    Args:
-        beta: above 1; from 2 to 8 in the paper.
-
-    Returns:
-        A function of S (rows, B_c) that returns (rows, 1), for `Algorithm.maximum`.
     """
 
     def maximum(S):

@@ -17,13 +17,8 @@ def golden_pair(
 ) -> tuple[Float64[Tensor, "*lead n_q d_v"], Float64[Tensor, "*lead n_q d_v"]]:
     """Compute the golden value as high + low, where high is its rounding to FP64; the same bits on any machine.
 
-    Computed on the CPU, a few rows of Q at a time, on torch's number of threads. No option of attention but the scale.
-
-    Args:
-        q: (..., heads, n_q, d), finite.
-        k: (..., kv_heads, n_kv, d), v: (..., kv_heads, n_kv, d_v), finite.
-        inputs: the Format that they are rounded to first, as of `golden`.
-        scale: None is 1 / sqrt(d), rounded to float64.
+    Computed on the CPU, a few rows of Q at a time, on torch's number of threads. Arguments as of `golden`, of whose
+    options it has the scale alone; its default is rounded to float64.
 
     Returns:
         (high, low): float64 (..., heads, n_q, d_v) each, on q's device. Their sum's error is some n_kv² 2**-106 of the

@@ -9,7 +9,7 @@ from fa_lib.execution.reader_modules import module_name
 
 GPU, GALLERY = "gpu:", "gallery:"  # what the text of a kernel may begin with
 PACKAGE_OF_GALLERY = "attention_gallery"
-ADAPTERS = "fa_lib.kernels.readings"  # imported for the kernels that are adapted
+ADAPTERS = "attention_check.adapters"  # of the instrument; imported for the kernels that are adapted
 
 
 @dataclass(frozen=True)

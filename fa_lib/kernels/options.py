@@ -49,11 +49,7 @@ class CallOptions:
 
     @classmethod
     def of(cls, **options) -> "CallOptions":
-        """Make the CallOptions of a call's options.
-
-        Raises:
-            ValueError: there is no such option.
-        """
+        """Make the CallOptions of a call's options; a ValueError where there is no such one."""
         accepted = [field.name for field in fields(cls)]
         for name in options:
             if name not in accepted:
@@ -68,32 +64,14 @@ class CallOptions:
 
 
 def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat each head of K or V for the heads of Q that share it.
-
-    Args:
-        x: (..., kv_heads, n_kv, features).
-        q: (..., heads, n_q, head_dim).
-
-    Returns:
-        (..., heads, n_kv, features).
-    """
+    """Repeat each head of K or V, x (..., kv_heads, n_kv, features), for the heads of Q that share it: (..., heads,
+    n_kv, features)."""
     return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
 
 
 def validate(q: Tensor, k: Tensor, v: Tensor, **options) -> CallOptions:
-    """Check a call as every kernel must: the shapes fit one another, and each option has an accepted value.
-
-    Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        options: of `CallOptions`.
-
-    Returns:
-        The options.
-
-    Raises:
-        ValueError: names the argument, its value and what is accepted.
-    """
+    """Check a call as every kernel must, and return its options: the shapes fit one another, and each option of
+    `CallOptions` has an accepted value. A ValueError names the argument, its value and what is accepted."""
     settings = CallOptions.of(**options)
     for holds, message in chain(_rules_of_tensors(q, k, v), _rules_of_options(q, k, settings)):
         if not holds:
@@ -162,13 +140,8 @@ def _broadcasts(shape, full):
 
 
 def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: torch.device) -> Tensor:
-    """Make the mask of a window, bool (n_q, n_kv), True where a key is visible.
-
-    Args:
-        n_q, n_kv: numbers of queries and of keys. Query i stands at key i + n_kv - n_q, so the last at the last.
-        left, right: how many keys before and after its own a query sees; None is no limit.
-        device: of the mask.
-    """
+    """Make the mask of a window, bool (n_q, n_kv), True where a key is visible. Query i stands at key i + n_kv - n_q,
+    so the last at the last, and sees `left` keys before it and `right` after it; None is no limit."""
     visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=device)
     if right is not None:
         visible = visible.tril(n_kv - n_q + right)
@@ -176,17 +149,7 @@ def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: tor
 
 
 def visible_rows(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-    """Find the rows of a call that see a key.
-
-    Args:
-        q, k, v, options: as `validate`.
-
-    Returns:
-        bool, broadcasts to (..., heads, n_q).
-
-    Raises:
-        ValueError: as `validate`.
-    """
+    """Find the rows of a call that see a key: bool, broadcasts to (..., heads, n_q). Arguments as of `validate`."""
     settings = validate(q, k, v, **options)
     visible, mask = settings.inside(q, k), settings.mask
     if mask is not None:
@@ -225,14 +188,7 @@ class ResolvedOptions:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, **options) -> "ResolvedOptions":
-        """Check the options of a call against its tensors, and expand them.
-
-        Args:
-            q, k, v, options: as `validate`.
-
-        Raises:
-            ValueError: as `validate`.
-        """
+        """Check the options of a call against its tensors, as `validate`, and expand them."""
         settings = validate(q, k, v, **options)
         lead, n_q, n_kv = tuple(q.shape[:-2]), q.shape[-2], k.shape[-2]
         left, right = settings.window or (None, None)
@@ -276,16 +232,8 @@ class Scores:
         return (right is None or j <= self.last + right) and (left is None or stop > self.first - left)
 
     def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "rows keys"]:
-        """Compute S of the rows against keys.
-
-        Args:
-            q: float64 (rows, head_dim).
-            k: float64 (keys, head_dim).
-            j: index of the first key.
-
-        Returns:
-            float64 (rows, keys); -inf where a key is hidden.
-        """
+        """Compute S of the rows, q (rows, head_dim), against keys, k (keys, head_dim) from the j-th on: -inf where a
+        key is hidden."""
         S = self.capped(q, k)
         if self.mask is not None:
             tile = self.mask[:, j : j + S.shape[1]]

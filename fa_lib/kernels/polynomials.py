@@ -21,29 +21,17 @@ _EXP2 = {
 
 def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
     """Make exp as FlashAttention-4 computes some of its exponentials, in FP32: 2**y = 2**floor(y) times a polynomial of
-    the fraction of y (Cody and Waite's range reduction), by fused multiply-adds.
+    degree 3, 4 or 5 of the fraction of y (Cody and Waite's range reduction), by fused multiply-adds. It is a function
+    of a float64 tensor of any shape, with FP32 values up to about 100.
 
-    The largest relative errors are 8.8e-5, 3.1e-6 and 1.4e-7 for degrees 3, 4 and 5 (arXiv 2603.05451).
-
-    Args:
-        degree: of the polynomial: 3, 4 or 5.
-
-    Returns:
-        A function of a float64 tensor of any shape, with FP32 values up to about 100; its result has that shape.
-
-    Raises:
-        ValueError: there is no polynomial of that degree.
+    The largest relative errors are 8.8e-5, 3.1e-6 and 1.4e-7 for these degrees (arXiv 2603.05451).
     """
     power = polynomial_exp2(degree)
     return lambda x: power(FP32(x * LOG2_E))
 
 
 def polynomial_exp2(degree: int) -> Callable[[Tensor], Tensor]:
-    """Make 2**y by the polynomial of `polynomial_exp`, with that function's argument, result and error.
-
-    Raises:
-        ValueError: there is no polynomial of that degree.
-    """
+    """Make 2**y by the polynomial of `polynomial_exp`, with that function's argument, result and error."""
     if degree not in _EXP2:
         raise ValueError(f"degree: got {degree!r}; accepted are {', '.join(map(str, _EXP2))}")
     highest, *lower = _EXP2[degree][::-1]
@@ -63,21 +51,13 @@ RUN, SHARE = 32, 4  # keys of a tile that FlashAttention-4 converts together; ke
 
 
 def mixed_exp2(period: int) -> Callable[[Tensor], Tensor]:
-    """Make 2**y of a tile as FlashAttention-4 computes it on Blackwell: a polynomial of degree 3 for some keys,
-    `ex2.approx` for the others.
+    """Make 2**y of a tile, float64 (rows, B_c) with FP32 values, as FlashAttention-4 computes it on Blackwell: a
+    polynomial of degree 3 for some keys, `ex2.approx` for the others.
 
     A tile's keys are taken RUN at a time. In each run but the first and the last one, key k has the polynomial where k
     mod period >= period - SHARE; k counts pairs of keys by their even member (`apply_exp2_convert` of
     flash_attn/cute/softmax.py). The rest is 2**y exactly, in place of `ex2.approx`, whose table is not published.
-
-    Args:
-        period: even, above SHARE; 10 and 16 in the source.
-
-    Returns:
-        A function of a float64 tensor (rows, B_c) with FP32 values; its result has that shape.
-
-    Raises:
-        ValueError: the period does not fit.
+    period: even, above SHARE; 10 and 16 in the source.
     """
     if period % 2 or period <= SHARE:
         raise ValueError(f"period: got {period}; accepted is an even number above {SHARE}")

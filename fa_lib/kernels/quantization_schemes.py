@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.rows import nonzero
 from fa_lib.numerics.block_formats import E8M0
 from fa_lib.numerics.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
@@ -60,16 +61,8 @@ class Scheme:
 
     @classmethod
     def of(cls, spec: "Scheme | str") -> "Scheme":
-        """Return the Scheme named by `spec`, a key of SCHEMES, or `spec` itself where it is one.
-
-        Raises:
-            ValueError: there is no Scheme of that name.
-        """
-        if isinstance(spec, Scheme):
-            return spec
-        if spec not in SCHEMES:
-            raise ValueError(f"scheme: got {spec!r}; accepted are a Scheme, {', '.join(SCHEMES)}")
-        return SCHEMES[spec]
+        """Return the Scheme named by `spec`, a key of SCHEMES, or `spec` itself where it is one."""
+        return spec if isinstance(spec, Scheme) else lookup("scheme", spec, SCHEMES)
 
     @property
     def by_row(self) -> bool:
@@ -203,19 +196,9 @@ def smoothed(k: Float64[Tensor, "*kv_lead n_kv d"]) -> Float64[Tensor, "*kv_lead
 def rotated(
     q: Float64[Tensor, "*lead n_q d"], k: Float64[Tensor, "*kv_lead n_kv d"], seed: int
 ) -> tuple[Float64[Tensor, "*lead n_q d"], Float64[Tensor, "*kv_lead n_kv d"]]:
-    """Multiply each row of Q and K by random signs and a Hadamard matrix: the scores stay the same, and outliers are
-    spread over the row (incoherent processing, arXiv 2407.08608, section 3.3).
-
-    Args:
-        q, k: float64 (..., sequence, head_dim), head_dim a power of two.
-        seed: of the signs.
-
-    Returns:
-        (q, k), of their shapes.
-
-    Raises:
-        ValueError: head_dim is no power of two.
-    """
+    """Multiply each row of Q and K, whose head_dim is a power of two, by random signs, of a seed, and a Hadamard
+    matrix: the scores stay the same, and outliers are spread over the row (incoherent processing, arXiv 2407.08608,
+    section 3.3)."""
     d = q.shape[-1]
     if d & (d - 1):
         raise ValueError(f"q: got head_dim {d}; accepted is a power of two")

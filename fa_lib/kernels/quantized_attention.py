@@ -23,12 +23,7 @@ OPERANDS = ("q", "k", "v", "p")
 
 @dataclass(frozen=True)
 class QuantizedP(Dot):
-    """The sums of another Dot, with P quantised by a scheme before its product with V.
-
-    Attributes:
-        sums: the other Dot.
-        scheme: of P.
-    """
+    """The sums of another Dot, with P quantised by a scheme before its product with V."""
 
     has_gradients = False
     sums: Dot
@@ -110,11 +105,7 @@ class Quantization:
         return cls(k=kv, v=kv, cached=True, smooth=smooth, rotate=rotate)
 
     def only(self, operand: str) -> "Quantization":
-        """Quantise only one operand, "q", "k", "v" or "p", and leave the others in BF16.
-
-        Raises:
-            ValueError: there is no such operand.
-        """
+        """Quantise only one operand, a key of OPERANDS, and leave the others in BF16."""
         if operand not in OPERANDS:
             raise ValueError(f"operand: got {operand!r}; accepted are {', '.join(OPERANDS)}")
         others: dict[str, Any] = {name: None for name in OPERANDS if name != operand}
@@ -127,11 +118,7 @@ class Quantization:
         return replace(precision, probs=FP64, products=QuantizedP(precision.products, self.p))
 
     def spread(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Smooth K (..., n_kv, head_dim) where `smooth`, and rotate it and Q (..., n_q, head_dim) where `rotate`.
-
-        Returns:
-            (q, k), of their shapes.
-        """
+        """Smooth K (..., n_kv, head_dim) where `smooth`, and rotate it and Q (..., n_q, head_dim) where `rotate`."""
         k = smoothed(k) if self.smooth else k
         return rotated(q, k, seed=0) if self.rotate else (q, k)
 
@@ -142,16 +129,7 @@ class Quantization:
         v: Float64[Tensor, "*kv_lead n_kv d_v"],
         otherwise: Format = BF16,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Smooth, rotate and quantise Q, K and V.
-
-        Args:
-            q: float64 (..., heads, n_q, d).
-            k: float64 (..., kv_heads, n_kv, d), v: float64 (..., kv_heads, n_kv, d_v).
-            otherwise: the Format of an operand without a scheme.
-
-        Returns:
-            (q, k, v), of their shapes.
-        """
+        """Smooth, rotate and quantise Q, K and V; otherwise: the Format of an operand without a scheme."""
         q, k = self.spread(q, k)
         axes = (-1, -1, -1 if self.cached else -2)
         schemes = (self.q, self.k, self.v)
@@ -177,15 +155,10 @@ def attention(
     (`block_scaled_products`). Then Q, K, V and P must have groups like the unit's.
 
     Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        q, k, v, tiling, algorithm, options: as `tiled`; so is the result.
         quantization: a Quantization.
         precision: of the other steps; its inputs and probs are of operands that are not quantised. None is
             `Precision.kernel(BF16)`.
-        tiling, algorithm, options: as `tiled`.
-
-    Returns:
-        o: (..., heads, n_q, d_v) in q's dtype.
 
     Raises:
         ValueError: an argument does not fit; head_dim, the keys, or a tile of them is no multiple of a group; smooth

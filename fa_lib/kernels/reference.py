@@ -71,12 +71,10 @@ def golden(
     that run in FP64 themselves there is `golden_pair`.)
 
     Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        q, k, v, options: as `reference`.
         inputs: the Format that Q, K and V are rounded to first; FP64 takes them as they are. A kernel in BF16 gets BF16
             inputs: with inputs=BF16 their rounding is not part of its error, with FP64 it is.
         allow_nonfinite: whether NaN and infinities are accepted.
-        options: as `reference`.
 
     Returns:
         o: float64 (..., heads, n_q, d_v), whatever q's dtype.
@@ -95,15 +93,8 @@ def golden(
 
 
 def refuse_nonfinite(q: Tensor, k: Tensor, v: Tensor, otherwise: str = "") -> None:
-    """Refuse inputs of a golden value, of any shapes, that are not finite.
-
-    Args:
-        q, k, v: the inputs.
-        otherwise: a further way to be accepted, for the message.
-
-    Raises:
-        ValueError: q, k or v holds NaN or an infinity.
-    """
+    """Refuse inputs of a golden value, of any shapes, that hold NaN or an infinity, with a ValueError; otherwise: a
+    further way to be accepted, for its message."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if isinstance(x, torch.Tensor) and not finite(x):
             count = int((~x.isfinite()).sum())

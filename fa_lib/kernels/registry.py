@@ -3,9 +3,12 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
-from fa_lib.kernels.kernel_ref import KernelRef, simulated
+from fa_lib.kernels.kernel_ref import ADAPTERS, KernelRef, simulated
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
 
 _BUILT_IN = {  # name -> the module of fa_lib.kernels that `get` imports it from
     "reference": "reference", "tiled": "tiled", "flash": "compiled", "unfused": "eager", "stepwise": "eager",
@@ -20,12 +23,8 @@ def register(name: str, fn: Callable) -> None:
     A notebook's kernel, a worker and a job are processes of their own and do not have the name: in a grid with an
     executor, in a notebook's parameters and on the command line, say package.module:function.
 
-    Args:
-        name: not taken yet.
-        fn: called `fn(q, k, v, *, causal=False, scale=None, mask=None)`, returns o in q's dtype and shape.
-
-    Raises:
-        ValueError: the name is taken or no text, or fn cannot be called.
+    fn is called `fn(q, k, v, *, causal=False, scale=None, mask=None)` and returns o in q's dtype and shape. A
+    ValueError says that the name is taken or no text, or that fn cannot be called.
     """
     if not isinstance(name, str) or not name or name in available() or {":", "@"} & {*name}:
         raise ValueError(f"name: got {name!r}; accepted is a text without : and @, other than {', '.join(available())}")
@@ -82,3 +81,23 @@ def emulates(fn: Callable) -> bool:
         return precision is not None and precision.default is precision.empty
     except ValueError:  # compiled, and keeps its signature to itself
         return False
+
+
+def plain(kernel: str | KernelRef | Callable) -> Callable:
+    """Find a kernel and make it callable as f(q, k, v, **options) on (batch, heads, sequence, head_dim).
+
+    A kernel that takes a Precision runs with every step in its inputs' format, in tiles of 64, by fa1, as in the paper.
+    A kernel with other names for its options takes fa_lib's.
+    """
+    return import_module(ADAPTERS).standard(get(kernel))
+
+
+def with_precision(fn: Callable) -> Callable:
+    """Return a kernel without the arguments of an emulated one, such as a Precision; another one is returned as it
+    is."""
+    return partial(_uniform, fn) if emulates(fn) else fn
+
+
+def _uniform(fn, q, k, v, **options):
+    defaults = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
+    return fn(q, k, v, **{n: x for n, x in defaults.items() if n in inspect.signature(fn).parameters} | options)

@@ -73,17 +73,8 @@ def rows_at_once(q: Tensor, width: int, options: ResolvedOptions) -> int:
 
 
 def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Cut K and V into tiles, and leave out those that no row sees.
-
-    Args:
-        k: (n_kv, head_dim).
-        v: (n_kv, d_v).
-        block_kv: keys of a tile.
-        scores: of the rows.
-
-    Yields:
-        (j, the tile's first key; K_j (B_c, head_dim); V_j (B_c, d_v)).
-    """
+    """Cut K (n_kv, head_dim) and V (n_kv, d_v) into tiles of block_kv keys, and yield those that a row of `scores`
+    sees: (j, the tile's first key; K_j (B_c, head_dim); V_j (B_c, d_v))."""
     for j in range(0, k.shape[0], block_kv):
         stop = min(j + block_kv, k.shape[0])
         if scores.sees(j, stop):
@@ -108,11 +99,7 @@ def run(tasks: list, work: Callable, device: torch.device) -> None:
 
 
 def rounding(precision: Precision) -> Precision:
-    """Return `precision`, after a check that it is a Precision.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return `precision`; a ValueError where it is no Precision."""
     if not hasattr(precision, "probs"):
         accepted = f"a Precision, such as Precision.kernel({precision!r})"
         raise ValueError(f"precision: got {precision!r}; accepted is {accepted}")

@@ -12,8 +12,8 @@ from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels import presets
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.option_names import plain
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.registry import plain
 from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call, by_key
 from fa_lib.numerics.dots import Exact
@@ -66,17 +66,11 @@ class Case:
     device: str = "cpu"
 
     def results(self, fn: Callable, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Call a kernel on the case.
-
-        Args:
-            fn: the kernel.
-            dtype: of the inputs; None is the format's.
+        """Call a kernel on the case, with inputs of a dtype; None is the format's. A ValueError where there is no such
+        shape.
 
         Returns:
             dict: "o" (batch, heads, n_q, head_dim), and with gradients "dq", "dk" and "dv" in the shapes of q, k, v.
-
-        Raises:
-            ValueError: there is no such shape.
         """
         call, fmt = lookup("shape", self.shape, CALLS), Format.of(self.fmt)
         tensors = draw(self.distribution, self.seed, *call.shapes(self.head_dim))
@@ -105,14 +99,6 @@ def eager_baseline(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     Where the scale is a power of two, as with head_dim 16, 64 and 256, the second rounding changes nothing, and this
     is `kernels.baseline`; with head_dim 96 or 128 it is one rounding more. (The eager attention of Hugging Face rounds
     the scores so; the reference of flash-attention's tests rounds Q or K once more, after scaling it.)
-
-    Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
-        options: as `kernels.baseline`.
-
-    Returns:
-        o: (..., heads, n_q, d_v) in q's dtype.
     """
     scale = options.get("scale") or q.shape[-1] ** -0.5
     if math.frexp(scale)[0] == 0.5:
@@ -152,16 +138,7 @@ def exact(case: Case) -> dict[str, Tensor]:
 
 
 def rule_rows(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> list[dict]:
-    """Judge one kernel on a Case.
-
-    Args:
-        kernel: a name for `kernels.get`, or a function.
-        case: the Case.
-        truth: of `exact`, for the same Case.
-
-    Returns:
-        list of dicts, the rows of `rule`.
-    """
+    """Judge one kernel, as `kernels.plain` takes it, on a Case: the rows of `rule`. truth: of `exact`."""
     rows = []
     for (tensor, x), own in zip(case.results(plain(kernel)).items(), truth["baseline"].tolist()):
         d, allowed = deviation(x, truth[tensor]), ALLOWED[tensor]

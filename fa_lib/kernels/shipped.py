@@ -1,5 +1,10 @@
 """Real kernels in the emulator's words: the arguments with which `tiled` does what they do.
 
+Each function returns tiling, precision and algorithm, in a dict, and raises a ValueError for a unit, format or head_dim
+that the kernel does not have. fmt is of the inputs; unit, of UNITS, is whose matrix unit sums the products: then the
+sum P V begins with O. With "" sums are exact, and O is added to them. causal says whether the call will be causal: it
+chooses the tile.
+
 Each is put together from its source. Three were compared with the kernel itself: `torch_cpu`; `fa2_cuda` and
 `fa2_splitkv` by ptx_machine, which runs FlashAttention-2's code on a CPU (`experiments.original`). Left out of CUDA's,
 each a matter of FP32's last bits: the tables of `ex2.approx` (2**y is exact here) and of `rcp.approx`, the
@@ -29,9 +34,6 @@ def torch_cpu(fmt: FormatLike, n_q: int) -> dict[str, Any]:
     rounded before P V but not in the row sums, and the exponential of P is `fast_exp` where the processor has AVX2 or
     AVX512 (ATEN_CPU_CAPABILITY=default takes the C library's). The gradients dQ, dK, dV are
     added up, tile after tile, in tensors of the inputs' format. What is left out: the order of FP32 additions.
-
-    Returns:
-        dict of tiling, precision and algorithm, for `tiled`.
     """
     fmt = Format.of(fmt)
     block_q = 256 if n_q >= 768 else 64 if n_q >= 192 else 32
@@ -51,21 +53,7 @@ def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
 
     Tiles of 128 keys at head_dim up to 64, of 64 above; an L40S (sm89) takes 32 at head_dim from 97 to 128 without
     causal (flash_fwd_launch_template.h, softmax.h of csrc/flash_attn/src). The number of queries in a tile, which no
-    result depends on, is that of an A100. Left out: what the module leaves out.
-
-    Args:
-        fmt: of the inputs.
-        head_dim: up to 256.
-        unit: of AMPERE_ON: products are summed as its matrix unit does, and the sum P V begins with O; "": sums are
-            exact, and O is added to them.
-        causal: whether the call will be causal: it chooses the tile.
-
-    Returns:
-        dict of tiling, precision and algorithm, for `tiled`.
-
-    Raises:
-        ValueError: there is no such unit, it does not take such inputs, or the kernel runs on none such or takes no
-            such head_dim.
+    result depends on, is that of an A100. Left out: what the module leaves out. unit: of AMPERE_ON.
     """
     refuse(head_dim, unit, AMPERE_ON)
     keys = 32 if unit == "L40S" and 96 < head_dim <= 128 and not causal else 128 if head_dim <= 64 else 64
@@ -81,16 +69,6 @@ def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> 
     exp(L_i - max) O_i over its sum with one rounding, there sum of exp(L_i - L) O_i with one at every part
     (combine_attn_seqk_parallel). How many parts the kernel takes follows from its grid and the GPU's processors: the
     caller says it.
-
-    Args:
-        fmt, head_dim, unit: as of `fa2_cuda`.
-        splits: number of parts of the keys, from 1.
-
-    Returns:
-        dict of tiling, precision and algorithm, for `tiled`.
-
-    Raises:
-        ValueError: as `fa2_cuda`; or splits is no whole number from 1.
     """
     refuse(head_dim, unit, AMPERE_ON)
     widths = (128, 64, 64) if splits == 1 else (256, 128, 64)
@@ -98,8 +76,7 @@ def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> 
 
 
 def fa2_with(fmt: FormatLike, keys: int, unit: str, **more: Any) -> dict[str, Any]:
-    """Describe FlashAttention-2 with tiles of `keys` keys. fmt, unit: as of `fa2_cuda`. more: further fields of the
-    Algorithm."""
+    """Describe FlashAttention-2 with tiles of `keys` keys. more: further fields of the Algorithm."""
     products = TensorCore.of(unit, fmt) if unit else EXACT
     algorithm = Algorithm("fa2", reverse=True, scale_in_exponent=True, **more)
     precision = replace(Precision.kernel(fmt), products=products)

@@ -1,4 +1,5 @@
-"""FlashAttention-3 and 4 in the emulator's words: what `shipped` has, for newer kernels than FlashAttention-2."""
+"""FlashAttention-3 and 4 in the emulator's words: what `shipped` has, with arguments, results and errors as there, for
+newer kernels than FlashAttention-2."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,18 +25,10 @@ def fa3_cuda(
     what `shipped` leaves out: which 32 keys an FP8 instruction takes together, since the kernel permutes them.
 
     Args:
-        fmt: FP16, BF16 or E4M3.
-        head_dim, causal: as of `shipped.fa2_cuda`.
-        unit: of HOPPER, or "".
+        fmt: FP16, BF16 or E4M3. unit: of HOPPER, or "".
         two_level: whether P V begins at zero in each tile, and is then added to O in FP32: not in FlashAttention-3's
             source, where this is an open request (flash-attention, pull request 2250), but in vLLM's copy of it
             (vllm-project/flash-attention, pull request 104).
-
-    Returns:
-        dict of tiling, precision and algorithm, for `tiled`.
-
-    Raises:
-        ValueError: as `shipped.fa2_cuda`; or it is another format.
     """
     fmt = _one_of(fmt, FP16, BF16, E4M3)
     refuse(head_dim, unit, HOPPER)
@@ -61,18 +54,7 @@ def fa4_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
     Left out beside what `shipped` leaves out: tiles at the edge of a mask, the last tile of keys among them, take no
     polynomial; the period that is tuned for other calls (lengths that differ, few queries, a B300, which takes none);
     FP8, whose threshold and offset have changed from request to request (2578, 2694, 2717, 2731).
-
-    Args:
-        fmt: FP16 or BF16.
-        head_dim: up to 128.
-        unit: of BLACKWELL, or "".
-        causal: whether the call will be causal: it chooses the period.
-
-    Returns:
-        dict of tiling, precision and algorithm, for `tiled`.
-
-    Raises:
-        ValueError: as `shipped.fa2_cuda`; or it is another format.
+    causal chooses the period of the polynomials. unit: of BLACKWELL, or "".
     """
     fmt = _one_of(fmt, FP16, BF16)
     refuse(head_dim, unit, BLACKWELL, limit=128)
@@ -85,18 +67,7 @@ def fa4_hopper(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool =
     """Describe FlashAttention-4 on Hopper, 16 bits and head_dim up to 128: as `shipped.fa2_cuda` with O chained
     through the MMA and tiles of 128 keys, of 144 for head_dim 65 to 96 without causal (_tile_size_fwd_sm90 of
     flash_attn/cute/interface.py). It has neither the polynomials nor the threshold of `fa4_cuda`.
-
-    Args:
-        fmt: FP16 or BF16.
-        head_dim: up to 128.
-        unit: of HOPPER, or "".
-        causal: whether the call will be causal.
-
-    Returns:
-        dict of tiling, precision and algorithm, for `tiled`.
-
-    Raises:
-        ValueError: as `shipped.fa2_cuda`; or it is another format.
+    unit: of HOPPER, or "".
     """
     fmt = _one_of(fmt, FP16, BF16)
     refuse(head_dim, unit, HOPPER, limit=128)

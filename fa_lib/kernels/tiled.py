@@ -40,17 +40,14 @@ def tiled(
     on at once is chosen for speed.
 
     Args:
-        q: (..., heads, n_q, head_dim).
-        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        q, k, v, options: as `reference`.
         tiling: a Tiling of block_kv keys. The gradients dK and dV are summed over tiles of block_q queries.
         precision: a Precision.
         algorithm: an Algorithm, or the name of one: "fa1", "fa2", "fa4".
         rows: number of rows to work on at once; None lets the function choose. No result depends on it.
-        options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Returns:
-        o: (..., heads, n_q, d_v) in q's dtype, its values on the grid of `precision.output`. A row that sees no key is
-        zero.
+        o: as of `reference`.
 
     Raises:
         ValueError: an argument does not fit.
@@ -249,16 +246,8 @@ def times_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
 
 
 def rescales(q: Queries, k: Keys, *, tiling: Tiling, precision: Precision, **options) -> Int[Tensor, "*lead n_q"]:
-    """Count how often a tile after its first raises each row's maximum: the rescales that change a value.
-
-    Args:
-        q: (..., heads, n_q, head_dim).
-        k: (..., kv_heads, n_kv, head_dim).
-        tiling, precision, options: as `tiled`.
-
-    Returns:
-        int64 (..., heads, n_q).
-    """
+    """Count how often a tile after its first raises each row's maximum, int64 (..., heads, n_q): the rescales that
+    change a value. Arguments as of `tiled`."""
     settings, p = ResolvedOptions.of(q, k, k, **options), precision
 
     def count_rows(q_i, k, _, scores):

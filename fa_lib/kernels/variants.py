@@ -27,11 +27,7 @@ class Variant:
     cost: str = ""
 
     def of(self, precision: Precision, algorithm: Algorithm | str = "fa2") -> dict[str, Any]:
-        """Change the arguments of `tiled`.
-
-        Returns:
-            dict: precision and algorithm.
-        """
+        """Change the arguments of `tiled`, and return them in a dict: precision and algorithm."""
         new_algorithm = replace(Algorithm.of(algorithm), **self.algorithm)
         return dict(precision=replace(precision, **self.steps), algorithm=new_algorithm)
 

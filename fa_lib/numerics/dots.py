@@ -31,18 +31,8 @@ class Dot:
     def __call__(
         self, a: Float64[Tensor, "... k"], b: Float64[Tensor, "... k"], c: Float64[Tensor, "..."] | None = None
     ) -> Float64[Tensor, "..."]:
-        """Compute c + sum_k a_k b_k.
-
-        Args:
-            a, b: float64 (..., k); they broadcast.
-            c: float64 (...), the term that the sum begins with; None is 0.
-
-        Returns:
-            float64 (...).
-
-        Raises:
-            ValueError: a tensor is no float64, or does not fit.
-        """
+        """Compute c + sum_k a_k b_k; c None is 0. The tensors broadcast. A ValueError: one is no float64, or does not
+        fit."""
         for name, x in (("a", a), ("b", b), ("c", c)):
             if x is not None and x.dtype != torch.float64:
                 raise ValueError(f"{name}: got {x.dtype}; accepted is torch.float64, with values of the format")
@@ -56,16 +46,7 @@ class Dot:
     def matmul(
         self, A: Float64[Tensor, "... m k"], B: Float64[Tensor, "... k n"], C: Float64[Tensor, "... m n"] | None = None
     ) -> Float64[Tensor, "... m n"]:
-        """Compute C + A B, each element as `__call__` does.
-
-        Args:
-            A: float64 (..., m, k).
-            B: float64 (..., k, n).
-            C: float64 (..., m, n); None is 0.
-
-        Returns:
-            float64 (..., m, n).
-        """
+        """Compute C + A B, each element as `__call__` does; C None is 0."""
         lead = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])  # torch's imports sympy, for a third of a second
         m, n = A.shape[-2], B.shape[-1]
         C = A.new_zeros(*lead, m, n) if C is None else C.expand(*lead, m, n)

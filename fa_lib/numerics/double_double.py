@@ -23,28 +23,15 @@ SMALLEST, LARGEST = -746.0, 710.0  # where exp is 0 and infinity in float64
 
 
 def add(a, b):
-    """Add without error: a + b is high + low. Knuth, The Art of Computer Programming, 4.2.2, theorem B.
-
-    Args:
-        a, b: numbers, arrays or tensors of float64 that broadcast.
-
-    Returns:
-        (high, low), of their shape.
-    """
+    """Add numbers, arrays or tensors of float64, which broadcast, without error: a + b is high + low. Knuth, The Art of
+    Computer Programming, 4.2.2, theorem B."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
 
 
 def multiply(a, b):
-    """Multiply without error where nothing over- or underflows: a × b is high + low. Dekker (1971).
-
-    Args:
-        a, b: numbers, arrays or tensors of float64 that broadcast.
-
-    Returns:
-        (high, low), of their shape.
-    """
+    """Multiply them without error where nothing over- or underflows: a × b is high + low. Dekker (1971)."""
     t, u = SPLITTER * a, SPLITTER * b
     a_high, b_high = t - (t - a), u - (u - b)  # of at most 26 bits
     a_low, b_low = a - a_high, b - b_high
@@ -145,18 +132,11 @@ def _exp(x, y, high, low, values, values_low, constants):
 
 
 def matmul(a, b, a_low=None, c=None):
-    """Compute c + (a + a_low) b: products and sums in double-double, in order, c first.
+    """Compute c + (a + a_low) b, (m, n), as high + low: products and sums in double-double, in order, c first; a, a_low
+    (m, k), a_low below an ulp of a, and b (k, n) are float64, and None is 0.
 
     Its error is at most some k² 2**-106 of sum |a| |b| (Ogita, Rump, Oishi 2005, "Accurate sum and dot product",
     algorithm 5.3), and of the size of k**0.5 2**-106 where its roundings are independent.
-
-    Args:
-        a, a_low: float64 arrays (m, k), a_low below an ulp of a; None is 0.
-        b: float64 (k, n).
-        c: float64 (m, n); None is 0.
-
-    Returns:
-        (high, low), float64 (m, n) each.
     """
     shape = a.shape[0], b.shape[1]
     high, low = np.empty(shape), np.empty(shape)
@@ -177,14 +157,10 @@ def divide(a, a_low, b, b_low):
 
 
 def exp(x, y):
-    """Compute exp(x + y) as high + low, to 2**-98 of its value.
+    """Compute exp(x + y) as high + low, to 2**-98 of its value, of float64 arrays of one shape, y below an ulp of x.
 
-    Args:
-        x, y: float64 arrays of one shape, y below an ulp of x.
-
-    Returns:
-        (high, low), of their shape. high is the value rounded to float64, but in the subnormal range. It is NaN for
-        NaN; beyond float64 it is 0 or infinity.
+    high is the value rounded to float64, but in the subnormal range. It is NaN for NaN; beyond float64 it is 0 or
+    infinity.
     """
     high, low = np.empty(x.shape), np.empty(x.shape)
     _exp(x.ravel(), y.ravel(), high.ravel(), low.ravel(), *_table())

@@ -84,14 +84,8 @@ def deviation(
 
 
 def over_baseline(error: Any, baseline: Any) -> Any:
-    """Divide an error by Baseline's error. All quotients of two errors are computed here.
-
-    Args:
-        error, baseline: two numbers of at least 0, or two pandas objects of them.
-
-    Returns:
-        error / baseline; 1 where both are 0; infinite where Baseline's alone is 0; NaN where one is NaN.
-    """
+    """Divide an error by Baseline's error, two numbers of at least 0 or two pandas objects of them: 1 where both are 0;
+    infinite where Baseline's alone is 0; NaN where one is NaN. All quotients of two errors are computed here."""
     if np.ndim(error) == np.ndim(baseline) == 0:
         if baseline:
             return float(error / baseline)

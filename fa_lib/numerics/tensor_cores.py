@@ -122,37 +122,15 @@ class ScaledCore(TensorCore):
     zero: int = -133
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor | None = None, scales: Scales = None) -> Tensor:
-        """Compute c + sum_k a_k b_k.
-
-        Args:
-            a, b: float64 (..., K), elements.
-            c: float64 (...), in FP32; None is 0.
-            scales: a's and b's, float64 (..., K / size) each, >= 0.
-
-        Returns:
-            float64 (...).
-
-        Raises:
-            ValueError: there are no scales, or a tensor is no float64 or does not fit.
-        """
+        """Compute c + sum_k a_k b_k, float64 (...), of elements a and b, float64 (..., K), and c in FP32, (...) or None
+        for 0. scales: a's and b's, float64 (..., K / size) each, >= 0. A ValueError: there are none, or a tensor is no
+        float64 or does not fit."""
         a, b = self._with_exponents(a, b, scales)
         return super().__call__(a, b, c)
 
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None, scales: Scales = None) -> Tensor:
-        """Compute C + A B, each element as `__call__` does.
-
-        Args:
-            A: float64 (..., m, K), elements.
-            B: float64 (..., K, n), elements.
-            C: float64 (..., m, n), in FP32; None is 0.
-            scales: A's, (..., m, K / size), and B's, (..., K / size, n).
-
-        Returns:
-            float64 (..., m, n).
-
-        Raises:
-            ValueError: there are no scales, or a tensor is no float64 or does not fit.
-        """
+        """Compute C + A B, float64 (..., m, n), each element as `__call__` does, of A (..., m, K) and B (..., K, n).
+        scales: A's, (..., m, K / size), and B's, (..., K / size, n)."""
         a, b = self._with_exponents(A, B.mT, scales and (scales[0], scales[1].mT))
         return super().matmul(a, b.mT, C)
 
@@ -173,16 +151,11 @@ class ScaledCore(TensorCore):
 
 
 def with_exponents(x: Tensor, scale: Tensor, fmt: Blocks, group: int) -> Tensor:
-    """Multiply elements by their scales, and append the exponents of their groups.
+    """Multiply elements x, float64 (..., k), by their scales, float64 (..., k / size), and append the exponents of
+    their groups, whose `group` products make one term.
 
-    Args:
-        x: float64 (..., k), the elements.
-        scale: float64 (..., k / size).
-        fmt: one of `block_formats.BLOCKS`.
-        group: number of elements whose products make one term.
-
-    Returns:
-        float64 (..., k + k / group): the k values, then the number that each group adds to the exponent of its term.
+    Returns float64 (..., k + k / group): the k values, then the number that each group adds to the exponent of its
+    term.
     """
     e = _exponents(scale, fmt.scale).repeat_interleave(fmt.size // group, -1)
     e = e + _exponents(x, fmt.element) if group == 1 else e

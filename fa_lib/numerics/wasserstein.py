@@ -16,19 +16,11 @@ VALUES = 1 << BITS
 
 
 def wasserstein(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
-    """Compute the 1-D Wasserstein distance between the values of two tensors: the area between their distribution
-    functions.
+    """Compute the 1-D Wasserstein distance between the values of two tensors or arrays, of any shape: the area between
+    their distribution functions.
 
-    For equal sizes it is the mean of |sort(a) - sort(b)|. It does not see which value moved where.
-
-    Args:
-        a, b: tensors or arrays of any shape, not empty.
-
-    Returns:
-        float; NaN where an input holds NaN.
-
-    Raises:
-        ValueError: one is empty.
+    For equal sizes it is the mean of |sort(a) - sort(b)|. It does not see which value moved where. It is NaN where an
+    input holds NaN; an empty one is a ValueError.
     """
     a, b = (_values(x) for x in (a, b))
     if not a.size or not b.size:
@@ -69,16 +61,9 @@ def _mean_distance(a, b):
 
 
 def sorted_values(x: np.ndarray, space: np.ndarray) -> np.ndarray:
-    """Sort float32 values.
-
-    Args:
-        x: float32 (n,).
-        space: float32 (2, n), working space. A thread that makes its own gets new memory at each call, which takes the
-            system as long to fill with zeros as the sort takes.
-
-    Returns:
-        The values in order (n,), a part of `space`; NaN stands at either end, by its sign.
-    """
+    """Sort float32 values (n,), in float32 (2, n) of working space, of which the result (n,) is a part; NaN stands at
+    either end, by its sign. A thread that makes its own space gets new memory at each call, which takes the system as
+    long to fill with zeros as the sort takes."""
     keys, other = space.view(np.uint32)
     keys[:] = x.view(np.uint32)
     return by_digits(keys, other).view(np.float32)
@@ -86,15 +71,8 @@ def sorted_values(x: np.ndarray, space: np.ndarray) -> np.ndarray:
 
 @numba.njit(nogil=True)
 def by_digits(keys, other):
-    """Sort the bits of float32 values by each digit, lowest first; equal ones stay in order.
-
-    Args:
-        keys: uint32 (n,), the bits.
-        other: uint32 (n,), working space. Both arrays are overwritten.
-
-    Returns:
-        The one of the two arrays that holds the sorted bits.
-    """
+    """Sort the bits of float32 values, uint32 (n,), by each digit, lowest first; equal ones stay in order. Both arrays
+    are overwritten; the one that holds the sorted bits is returned."""
     counts = np.zeros((DIGITS, VALUES), np.int64)
     for i in range(keys.size):
         # Bits have the order of values, as unsigned numbers, once a negative value's are flipped, and else its sign.

@@ -29,15 +29,14 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.ablation.ladder`.
     """
-    distributions, figure, axes = panels(table, 4.4, 5.0)
     table = table.assign(kernel=table.start + " " + table.algorithm)
+    figure, axes, parts = panels(table, 4.4, 5.0)
     marks = {
         f"{start} {algorithm}": Mark(f"{label}; {algorithm}", _COLORS[start], marker)
         for start, (label, *_) in STARTS.items()
         for algorithm, marker in _MARKERS.items()
     }
-    for ax, distribution in zip(axes, distributions):
-        rows = table[table.distribution == distribution]
+    for ax, distribution, rows in parts:
         points(ax, rows, "times_max", ("step", STEPS), ("kernel", marks), "best" if ax is axes[0] else "")
         ax.axvline(1, color=INK, lw=0.9)
         ax.set(xscale="log", xlabel="max error to golden / Baseline's", title=INPUTS[distribution])
@@ -68,9 +67,8 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.ablation.carried`.
     """
-    distributions, figure, axes = panels(table, 4.4, 3.4, margin=1.2)
-    for ax, distribution in zip(axes, distributions):
-        rows = table[table.distribution == distribution]
+    figure, axes, parts = panels(table, 4.4, 3.4, margin=1.2)
+    for ax, distribution, rows in parts:
         grid = rows.pivot_table(index="bits", columns="tiles", values="times_max").sort_index(ascending=False)
         x, bits = np.log2(grid.columns.to_numpy(float)), grid.index.to_numpy(float)
         ax.pcolormesh(_edges(x), _edges(bits), np.log2(grid), cmap="RdBu_r", vmin=-4, vmax=4)
@@ -125,15 +123,15 @@ def references(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.ablation.references`.
     """
-    distributions, figure, axes = panels(table, 3.2, 5.0)
     by = ["distribution", "seed"]
     baseline = table[table.kernel == "baseline_fp16"].set_index([*by, "against"])[list(_MEASURES)]
     own = baseline.xs("golden_rounded", level="against")
     flash = table[table.kernel == "flash_fp16"].set_index([*by, "against"])[list(_MEASURES)]
     yardstick = baseline.where(baseline > 0, own.reindex(baseline.index.droplevel("against")).to_numpy())
     times = over_baseline(flash, yardstick).reset_index().melt([*by, "against"], var_name="measure", value_name="times")
-    for ax, distribution in zip(axes, distributions):
-        rows, legend = times[times.distribution == distribution], "lower right" if ax is axes[0] else ""
+    figure, axes, parts = panels(times, 3.2, 5.0)
+    for ax, distribution, rows in parts:
+        legend = "lower right" if ax is axes[0] else ""
         points(ax, rows, "times", ("against", REFERENCES), ("measure", _MEASURES), legend)
         ax.axvline(1, color=INK, lw=0.9)
         words = "nearer than Baseline  <  error / Baseline's  >  further"

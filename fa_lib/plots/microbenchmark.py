@@ -45,9 +45,8 @@ def precision(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataF
     Args:
         table: of `compare`.
     """
-    distributions, figure, axes = panels(table, height=3.4)
-    for ax, distribution in zip(axes, distributions):
-        rows = table[(table.kernel == "flash") & (table.distribution == distribution)]
+    figure, axes, parts = panels(table[table.kernel == "flash"], height=3.4)
+    for ax, distribution, rows in parts:
         formats = list(dict.fromkeys(rows.fmt))
         at = np.arange(len(formats))
         values = by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]

@@ -45,22 +45,23 @@ def _by_tiles(ax: Axes, table: pd.DataFrame) -> None:
     plain_ticks(ax.yaxis)
 
 
-def _differences(ax: Axes, table: pd.DataFrame, column: str, label: str, xticks: list, yticks: list, **where) -> None:
-    """Draw the largest difference between Flash and Baseline in BF16 against a column of a table."""
+def _differences(column: str, label: str, xticks: list, yticks: list, **where) -> Callable:
+    """Make a drawing of the largest difference between Flash and Baseline in BF16 against a column of a table."""
     where |= dict(kernel="flash", against="baseline", fmt="BF16")
-    for distribution, (color, marker) in INPUTS.items():
-        band(ax, pivot(table, "max", column, **where).loc[distribution].T, color, marker, distribution)
-    ax.set(xscale="log", yscale="log", xlabel=label, ylabel="difference from Baseline", xticks=xticks, yticks=yticks)
-    plain_ticks(ax.xaxis)
-    plain_ticks(ax.yaxis)
+
+    def draw(ax: Axes, table: pd.DataFrame) -> None:
+        for distribution, (color, marker) in INPUTS.items():
+            band(ax, pivot(table, "max", column, **where).loc[distribution].T, color, marker, distribution)
+        ax.set(xscale="log", yscale="log", xlabel=label, ylabel="difference from Baseline")
+        ax.set(xticks=xticks, yticks=yticks)
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
+
+    return draw
 
 
-def _by_length(ax: Axes, table: pd.DataFrame) -> None:
-    _differences(ax, table, "n", "sequence length N", [128, 1024, 8192], [0.003, 0.01, 0.03])
-
-
-def _by_tile_size(ax: Axes, table: pd.DataFrame) -> None:
-    _differences(ax, table, "block_kv", "keys of a tile, B_c", [16, 128, 1024], [0.001, 0.01], variant="as_given")
+_by_length = _differences("n", "sequence length N", [128, 1024, 8192], [0.003, 0.01, 0.03])
+_by_tile_size = _differences("block_kv", "keys of a tile, B_c", [16, 128, 1024], [0.001, 0.01], variant="as_given")
 
 
 def _over_training(ax: Axes, table: pd.DataFrame) -> None:

@@ -37,11 +37,10 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
         table: of `kernels.rule.rule`, with a column `distribution`.
         recorded: device -> such a table; only the largest error of its shapes is drawn.
     """
-    distributions, figure, axes = panels(table, height=3.6)
+    figure, axes, parts = panels(table, height=3.6)
     labels = {name: REFERENCE_KERNELS.get(name, name) for name in dict.fromkeys(table.kernel)}
     tensors = [tensor for tensor in ALLOWED if tensor in set(table.tensor)]
-    for ax, distribution in zip(axes, distributions):
-        rows = table[table.distribution == distribution]
+    for ax, distribution, rows in parts:
         with _seeded():
             seaborn.stripplot(
                 data=rows.assign(kernel=rows.kernel.map(labels)), x="tensor", y="ratio", order=tensors, hue="kernel",

@@ -62,19 +62,18 @@ def log_ticks(axis: Axis) -> None:
 
 
 def panels(table: pd.DataFrame, height: float, width: float = 4.6, margin: float = 0.0):
-    """Make a figure with a panel for each distribution of a table.
+    """Make a figure with a panel for each value of a table's column distribution.
 
     Args:
-        table: with a column distribution.
         height, width, margin: inches: of the figure, of a panel, and beside the panels.
 
     Returns:
-        (distributions, figure, axes).
+        (figure, axes, [(ax, distribution, its rows) of each panel]).
     """
-    distributions = list(dict.fromkeys(table.distribution))
-    size = (width * len(distributions) + margin, height)
-    figure, axes = plt.subplots(1, len(distributions), figsize=size, squeeze=False, sharey=True)
-    return distributions, figure, axes[0]
+    parts = list(table.groupby("distribution", sort=False))
+    size = (width * len(parts) + margin, height)
+    figure, axes = plt.subplots(1, len(parts), figsize=size, squeeze=False, sharey=True)
+    return figure, axes[0], [(ax, *part) for ax, part in zip(axes[0], parts)]
 
 
 def by_seed(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:

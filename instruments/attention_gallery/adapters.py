@@ -16,33 +16,42 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def accepts(
-    dtypes: tuple[torch.dtype, ...] = (), named: str = "", *, no_gradients: str = "", top_left: str = "",
-    tall: bool = True, queries: int = 0,
+    named: str = "", dtypes: tuple[torch.dtype, ...] = (), widths: tuple[int, ...] = (), *, gradients: bool = True,
+    scaled: bool = True, masked: bool = True, top_left: bool = False, square: bool = False, tall: bool = True,
+    added: bool = True, queries: int = 0,
 ) -> Callable[[Kernel], Kernel]:  # fmt: skip
     """Make a decorator for the adapter of a project's kernel, f(q, k, v, causal=False, scale=None, ...) with q, o
     (batch, heads, n_q, head_dim), k and v (batch, kv_heads, n_kv, head_dim): it raises NotImplementedError for what the
-    kernel lacks, in the order of the arguments but for gradients, which come first; and f gets the scale as a number.
+    kernel lacks, and f gets the scale as a number.
 
     Args:
-        dtypes: that the kernel has; () is all. named: who has them, as the error says it.
-        no_gradients: the error where an input requires a gradient; "" where the kernel has gradients.
-        top_left: the kernel's name, where it aligns its causal mask top-left, so that n_q = n_kv is needed.
-        tall: whether there may be more queries than keys under a causal mask.
+        named: the kernel, as errors name it. dtypes, widths: the dtypes and head_dims that it has; () is all.
+        gradients, scaled, masked: whether it has gradients, another scale than the default, a causal mask.
+        top_left: whether it aligns its causal mask top-left, so that n_q = n_kv is needed. square: whether that is
+            needed in all calls. tall: whether there may be more queries than keys under a causal mask.
+        added: whether it takes masks that are added.
         queries: the most of one call, as of `queries_at_a_time`; 0 is all.
     """
 
     def decorate(fn):
         @wraps(fn)
         def kernel(q, k, v, causal=False, scale=None, **options):
-            n_q, n_kv = q.shape[2], k.shape[2]
-            if no_gradients:
-                without_gradients(q, k, v, no_gradients)
+            n_q, n_kv, d, own, mask = q.shape[2], k.shape[2], q.shape[3], q.shape[3] ** -0.5, options.get("mask")
+            other_scale = scale is not None and abs(scale / own - 1) > 1e-6
+            for is_lacking, words in (
+                (not gradients and wants_gradients(q, k, v), "has no gradients"),
+                (widths and d not in widths, f"has head_dim {widths} here; got {d}"),
+                (other_scale and not scaled, f"scales Q Kᵀ by 1 / sqrt(head_dim) = {own:.4g}; scale = {scale} came"),
+                (square and n_q != n_kv, f"takes one length for queries and keys; got {n_q} and {n_kv}"),
+                (causal and not masked, "has no causal mask"),
+                (causal and top_left and n_q != n_kv, "aligns its causal mask top-left; it needs n_q = n_kv"),
+                (causal and not tall and n_q > n_kv, f"has no causal mask for {n_q} queries and {n_kv} keys"),
+                (mask is not None and not added and mask.dtype != torch.bool, "takes boolean masks alone"),
+            ):
+                if is_lacking:
+                    raise NotImplementedError(f"{named} {words}")
             if dtypes:
                 only_dtypes(q, dtypes, named)
-            if causal and top_left and n_q != n_kv:
-                raise NotImplementedError(f"{top_left} aligns its causal mask top-left; it needs n_q = n_kv")
-            if causal and not tall and n_q > n_kv:
-                raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
             one_call = partial(fn, **options)
             every_call = queries_at_a_time(one_call, queries) if queries else one_call
             return every_call(q, k, v, causal, softmax_scale(q, scale))
@@ -57,29 +66,20 @@ def softmax_scale(q: Tensor, scale: float | None) -> float:
     return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
-def only_default_scale(q: Tensor, scale: float | None, project: str) -> None:
-    """Raise NotImplementedError for another scale than the default, for a kernel that has no argument for it; q:
-    (..., head_dim)."""
-    own = q.shape[-1] ** -0.5
-    if scale is not None and abs(scale / own - 1) > 1e-6:
-        raise NotImplementedError(f"{project} scales Q Kᵀ by 1 / sqrt(head_dim) = {own:.4g}; scale = {scale:.4g} came")
-
-
 def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> None:
     """Raise NotImplementedError for a dtype that a project's kernel does not have; q: of any shape."""
     if q.dtype not in dtypes:
-        has = ", ".join(f"{dtype}".removeprefix("torch.") for dtype in dtypes)
-        raise NotImplementedError(f"{project} has {has}; q is {q.dtype}".replace("torch.", ""))
+        raise NotImplementedError(f"{project} has {', '.join(map(dtype_name, dtypes))}; q is {dtype_name(q.dtype)}")
 
 
-def _wants_gradients(q, k, v):
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name, as "bfloat16"."""
+    return f"{dtype}".removeprefix("torch.")
+
+
+def wants_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Say whether a call is one of training: an input requires a gradient."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-
-
-def without_gradients(q: Tensor, k: Tensor, v: Tensor, reason: str) -> None:
-    """Raise NotImplementedError, for this reason, where a tensor requires a gradient, for a kernel that has none."""
-    if _wants_gradients(q, k, v):
-        raise NotImplementedError(reason)
 
 
 def visible(n_q: int, n_kv: int) -> Tensor:
@@ -215,7 +215,7 @@ def through_jax(fn: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     has q's dtype, and its gradients are jax.vjp's. FP64, which JAX has only after
     jax.config.update("jax_enable_x64", True), raises NotImplementedError."""
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "JAX with its default settings")
-    if _wants_gradients(q, k, v):
+    if wants_gradients(q, k, v):
         return _ThroughJax.apply(fn, q, k, v)
     return from_jax(fn(*map(to_jax, (q, k, v)))).to(q.dtype)
 

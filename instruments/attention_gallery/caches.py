@@ -54,11 +54,8 @@ QUANTISED_INPUTS: dict[str, Callable[[Tensor, Tensor, Tensor, Format], tuple[Ten
 def over_bits(key: str, kernel: Callable) -> float:
     """Return how many times as large as the error of its bits a kernel's error is, the largest of calls: with one
     query, or as many as keys where Q is held in few bits too; BF16 and FP16, uniform and normal inputs, LENGTHS keys.
-    The error of its bits is the larger of two: that of exact attention on what is held, and Baseline's.
-
-    Args:
-        key: of QUANTISED_INPUTS. kernel: f(q, k, v) on (1, 1, n, 64).
-    """
+    The error of its bits is the larger of two: that of exact attention on what is held, and Baseline's. key: of
+    QUANTISED_INPUTS. kernel: f(q, k, v) on (1, 1, n, 64)."""
     calls = product((BF16, FP16), LENGTHS, ("uniform", "normal"))
     return max(_over_bits(key, kernel, *call) for call in calls)
 

@@ -10,7 +10,7 @@ from attention_gallery.source_modules import module
 
 CONCH = pinned("conch-triton-kernels", "1.3")
 PAGE = 32  # keys of a page: the caller chooses; kernels/attention/paged_attention.py, line 495, takes 32 to be usual
-accepted = partial(accepts, HALF, "Conch", no_gradients="Conch's kernels have no gradients")
+accepted = partial(accepts, "Conch", HALF, gradients=False)
 
 
 @accepted(queries=1)

@@ -28,13 +28,12 @@ FIELDS = (  # of Params: kernel_forward.h, line 133
     *"num_queries num_keys custom_mask_type o_strideM num_batches num_heads".split(),
     *(f"{x}_stride{axis}" for x in ("q", "k", "v", "bias") for axis in "MHB"),
 )
-SOURCE = cuda_template("cutlass.cu", "312808b2a691598c")
+SOURCE = cuda_template("cutlass.cu")
 
 
 @accepts(
-    (*TYPES,), "torch's memory-efficient attention", tall=False,
-    no_gradients="gradients of torch's CUTLASS kernel: its backward kernel is not called here",
-)  # fmt: skip
+    "torch's CUTLASS kernel, of which the backward one is not called here,", (*TYPES,), gradients=False, tall=False
+)
 def cutlass_fmha(q, k, v, causal=False, scale=None, mask=None, gpu="A100"):
     """Call the forward kernel as aten::_efficient_attention_forward does, without dropout and log-sum-exp, which
     inference does not ask for.

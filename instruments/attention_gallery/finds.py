@@ -82,14 +82,11 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
 
 
 def torch_backward(n: int, queries: int, distribution: str, seed: int) -> list[dict]:
-    """A cell: measure the gradients of torch's flash kernel in BF16, for a normal dO.
+    """A cell: measure the gradients of torch's flash kernel in BF16, for a normal dO. Rows also have tensor ("dq",
+    "dk", "dv") and same, the share of values that are the kernel's, bit for bit.
 
     Emulated: `shipped.torch_cpu`, tile by tile, every gradient's sum rounded to BF16 after each tile. Changed: the same
     emulation with these sums in FP32.
-
-    Returns:
-        rows of `error_rows`, with tensor ("dq", "dk", "dv") and same, the share of values that are the kernel's, bit
-        for bit.
     """
     q, k, v = (x.double() for x in draw_in_format(distribution, seed, BF16, queries, n, 1))
     dO = BF16(draw("normal", seed + 1000, q.shape)[0])
@@ -125,15 +122,9 @@ def draw_in_format(distribution: str, seed: int, fmt: Format, n_q: int, n_kv: in
 
 
 def error_rows(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v: Tensor) -> list[dict]:
-    """Compare outputs with the golden value, and their errors with those of the first one, the kernel's.
-
-    Args:
-        outputs: who -> o; the first is the kernel's. fmt: of q, k and v.
-
-    Returns:
-        rows: who, a key of outputs; max, of the Deviation; times_max, over Baseline's; relative, the error's root mean
-        square over the golden value's; alike, the correlation of its errors with the kernel's.
-    """
+    """Compare outputs, who -> o, with the golden value of q, k and v in a format, and their errors with those of the
+    first one, the kernel's: rows of who; max, of the Deviation; times_max, over Baseline's; relative, the error's root
+    mean square over the golden value's; alike, the correlation of its errors with the kernel's."""
     return _errors(outputs, kernels.golden(q, k, v, inputs=fmt), baseline_for(fmt)(q, k, v), fmt)
 
 
@@ -151,13 +142,11 @@ def key_by_key(q: Tensor, k: Tensor, v: Tensor, *, accumulator: Format = FP16, p
     """Compute attention as ggml's CPU kernel does below 64 queries: online softmax over single keys, O carried in
     `accumulator`, the scores, P and the row sum in FP32. (ggml-cpu/ops.cpp.) The keys are cut into `parts`, one a
     thread, which are merged at the end."""
-    S, v = scores(q, k), v.double()
     of_parts = []
-    for S_part, v_part in zip(S.chunk(parts, -1), v.chunk(parts, -2)):
+    for S, v_part in zip(scores(q, k).chunk(parts, -1), v.double().chunk(parts, -2)):
         m = S.new_full((*S.shape[:-1], 1), -math.inf)  # (..., n_q, 1)
         l, O = torch.zeros_like(m), S.new_zeros(*S.shape[:-1], v.shape[-1])  # (..., n_q, 1), (..., n_q, head_dim)
-        for j in range(S_part.shape[-1]):
-            s, v_j = S_part[..., j : j + 1], v_part[..., j : j + 1, :]
+        for s, v_j in zip(S.split(1, -1), v_part.split(1, -2)):
             m_new = torch.maximum(m, s)
             a, P = FP32(torch.exp(m - m_new)), FP32(torch.exp(s - m_new))
             O = torch.where(m_new > m, accumulator(O * a), O)

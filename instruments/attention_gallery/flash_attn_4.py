@@ -22,7 +22,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import HALF, accepts, swapped
+from attention_gallery.adapters import HALF, accepts, dtype_name, swapped
 from attention_gallery.catalogue import MODELLED, pinned
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import installed
@@ -45,12 +45,10 @@ ASKING = Lock()
 _kernel = cache(Kernel)
 
 
-@accepts(HALF, "FlashAttention-4", no_gradients="the backward kernels of FlashAttention-4 are not modelled")
+@accepts("FlashAttention-4, as modelled,", HALF, HEAD_DIMS, gradients=False)
 def fa4(q, k, v, causal=False, scale: Any = None, *, gpu="H100"):
     """Call flash_attn.cute.flash_attn_func with its defaults. Refused: another head_dim, a GPU that is neither Hopper
     nor Blackwell, or a call for which the project chooses a kernel that is not modelled."""
-    if q.shape[-1] not in HEAD_DIMS:
-        raise NotImplementedError(f"of FlashAttention-4, head_dim {HEAD_DIMS} are modelled; {q.shape[-1]} came")
     gpu = GPU.of(gpu)
     q, k, v = (swapped(x).contiguous() for x in (q, k, v))  # (batch, n, heads, head_dim)
     kernel, choice = compiled(q, k, causal, gpu)
@@ -83,8 +81,7 @@ def compiled(q: Tensor, k: Tensor, causal: bool, gpu: GPU) -> tuple[Kernel, dict
     for the call. RuntimeError: the compiler does not run."""
     if gpu.capability not in TARGETS:
         raise NotImplementedError(f"FlashAttention-4's kernels are modelled on Hopper and Blackwell; {gpu.name} came")
-    dtype = f"{q.dtype}".removeprefix("torch.")
-    call = json.dumps(dict(dtype=dtype, q=[*q.shape], k=[*k.shape], causal=causal))
+    call = json.dumps(dict(dtype=dtype_name(q.dtype), q=[*q.shape], k=[*k.shape], causal=causal))
     answer = json.loads(_answer(call, TARGETS[gpu.capability], gpu.processors))
     if "error" in answer:
         raise NotImplementedError(f"FlashAttention-4 has no kernel for this call: {answer['error']}")

@@ -12,7 +12,7 @@ def flash_attn(q, k, v, causal=False, scale=None):
     return kernels.flash(q, k, v, backend="flash_attn", causal=causal, scale=scale)
 
 
-@accepts(top_left="flash-attn's Triton kernel")
+@accepts("flash-attn's Triton kernel", top_left=True)
 def flash_attn_triton(q, k, v, causal=False, scale=None):
     """Call flash_attn.flash_attn_triton.flash_attn_func, with its tiles of 128 queries and 128 keys."""
     from flash_attn.flash_attn_triton import flash_attn_func  # pyright: ignore[reportMissingImports]

@@ -37,7 +37,7 @@ PAGED_FIELDS = tuple(f"paged_kv.{name}" for name in f"{PAGED} indices indptr las
 COMMON = "q o lse padded_batch_size num_qo_heads q_stride_n q_stride_h window_left sm_scale request_indices"
 COMMON_FIELDS = tuple(f"{COMMON} kv_tile_indices o_indptr kv_chunk_size_ptr block_valid_mask partition_kv".split())
 PREFILL_FIELDS = ("q_indptr", "qo_tile_indices", "merge_indptr", "max_total_num_rows", "total_num_rows")
-SOURCE = cuda_template("flashinfer.cu", "dddfaced5e90081c")
+SOURCE = cuda_template("flashinfer.cu")
 DECODE = "BatchDecodeWithPagedKVCacheKernel<PosEncodingMode::kNone, 2, {tile}, {vector}, {across}, {group}, {deep}"
 PREFILL = """using Traits = KernelTraits<MaskMode::{mask}, {tile_q}, {mma_q}, {mma_kv}, {mma_d}, {mma_d}, {warps_q},
     {warps_kv}, PosEncodingMode::kNone, T, T, T, float, int32_t, Variant, kPrefillLauncherRepacksFp4>;
@@ -46,7 +46,7 @@ PAGE = 16  # keys of a page, as in the wrappers' docstrings (decode.py, line 115
 LEAST_KEYS = 128  # of a part: scheduler.cuh, lines 199 and 579
 GROUPS = (1, 2, 3, 4, 6, 8, 16)  # heads that share K and V, for decoding without the matrix units: utils.cuh, line 142
 _kernel = cache(Kernel)
-accepted = partial(accepts, (*TYPES,), "FlashInfer", no_gradients="FlashInfer's kernels have no gradients")
+accepted = partial(accepts, "FlashInfer", (*TYPES,), HEAD_DIMS, gradients=False)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,6 @@ def flashinfer_decode(q, k, v, causal=False, scale: Any = None, *, gpu="A100"):
     """Call BatchDecodeWithPagedKVCacheWrapper, with its defaults (no matrix units), with one query in each call:
     decode.py, line 1144, and csrc/batch_decode.cu, line 129. Refused: another head_dim, or another number of heads that
     share K and V."""
-    _has_head_dim(q)
     group = q.shape[1] // k.shape[1]
     if group not in GROUPS:
         raise NotImplementedError(
@@ -180,7 +179,6 @@ def flashinfer_cascade(q, k, v, causal=False, scale=None, *, gpu="A100"):
     """Call MultiLevelCascadeAttentionWrapper with two levels: the first half of the keys as a prefix, and the others.
     With a causal mask the prefix is what all queries see, at most half of the keys. Refused: another head_dim, or there
     is no prefix."""
-    _has_head_dim(q)
     gpu, n_q, n_kv = GPU.of(gpu), q.shape[2], k.shape[2]
     prefix = min(n_kv // 2, n_kv - n_q) if causal else n_kv // 2
     if prefix < 1:
@@ -199,7 +197,6 @@ def _prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale, gpu: GPU) -> 
     Returns:
         (o (all queries, heads, head_dim), log-sum-exp FP32 (all queries, heads) to base 2, the kernels).
     """
-    _has_head_dim(q)
     (batch, heads, n_q, d), kv_heads = q.shape, k.shape[1]
     rows = n_q * (heads // kv_heads)
     tile = tile_of(rows, d)
@@ -282,10 +279,3 @@ def _paged(k: Tensor, v: Tensor) -> dict:
 
 def _int32(values) -> Tensor:
     return torch.tensor([*values], dtype=torch.int32)
-
-
-def _has_head_dim(q: Tensor) -> None:
-    if q.shape[-1] not in HEAD_DIMS:
-        raise NotImplementedError(
-            f"FlashInfer merges parts with head_dim {HEAD_DIMS} (and 512, not built here); {q.shape[-1]} came"
-        )

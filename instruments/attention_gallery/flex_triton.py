@@ -27,10 +27,7 @@ ON_CPU = {  # what the code that Inductor wrote asks of torch's CUDA build
     "torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p": "None",
     "async_compile = AsyncCompile()": "",
 }
-accepted = partial(
-    accepts, (*HALF, torch.float32), "flex_attention", tall=False,
-    no_gradients="gradients of flex_attention: its backward kernels are not called here",
-)  # fmt: skip
+accepted = partial(accepts, "flex_attention's forward kernel", (*HALF, torch.float32), gradients=False, tall=False)
 
 
 @accepted()

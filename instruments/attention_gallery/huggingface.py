@@ -52,14 +52,11 @@ def diffusers_native(q, k, v, causal=False, scale=None, mask=None):
         return swapped(dispatch_attention_fn(*map(swapped, (q, k, v)), **options))
 
 
-@accepts()
+@accepts("diffusers' AttnProcessor", masked=False)
 def diffusers_written_out(q, k, v, causal=False, scale=None):
-    """Compute attention as diffusers' AttnProcessor does: Attention.get_attention_scores, then torch.bmm with V. causal
-    raises NotImplementedError."""
+    """Compute attention as diffusers' AttnProcessor does: Attention.get_attention_scores, then torch.bmm with V."""
     from diffusers.models.attention_processor import Attention
 
-    if causal:
-        raise NotImplementedError("diffusers' AttnProcessor has no causal mask; its callers give none")
     k, v = repeated(q, k, v)
     module = Attention(query_dim=q.shape[3], heads=1, dim_head=q.shape[3])
     module.scale = scale

@@ -9,7 +9,7 @@ from importlib.metadata import files
 import torch
 
 from attention_gallery import adapters
-from attention_gallery.adapters import accepts, in_4_dims, only_default_scale, repeated, seen, swapped, through_jax
+from attention_gallery.adapters import accepts, dtype_name, in_4_dims, repeated, seen, swapped, through_jax
 
 RING_CHUNK = 512  # of queries and of keys, as the README of ringattention calls it
 
@@ -87,24 +87,17 @@ def _ring(causal, float32_logits, shape, n_kv, dtype):
     return jax.jit(lambda q, k, v: swapped(ring(*map(swapped, (q, k, v)))))
 
 
-def _call_ring(q, k, v, causal, scale, float32_logits):
-    if causal and q.shape[2] != k.shape[2]:
-        raise NotImplementedError("ringattention aligns its causal mask top-left; it needs as many queries as keys")
-    only_default_scale(q, scale, "ringattention")
-    dtype = f"{q.dtype}".removeprefix("torch.")
-    k, v = repeated(q, k, v)
-    return through_jax(_ring(causal, float32_logits, tuple(q.shape), k.shape[2], dtype), q, k, v)
+def _ring_kernel(float32_logits):
+    @accepts("ringattention", scaled=False, top_left=True)
+    def ring(q, k, v, causal=False, scale=None):
+        fn = _ring(causal, float32_logits, tuple(q.shape), k.shape[2], dtype_name(q.dtype))
+        return through_jax(fn, q, *repeated(q, k, v))
+
+    return ring
 
 
-def ring_fp32_logits(q, k, v, causal=False, scale=None):
-    """Call ringattention with float32_logits=True: Q and K become FP32 first, and so do all sums that it carries."""
-    return _call_ring(q, k, v, causal, scale, True)
-
-
-def ring_16_bit_logits(q, k, v, causal=False, scale=None):
-    """Call ringattention with float32_logits=False: S, P and the sums carried between chunks are in the inputs'
-    format."""
-    return _call_ring(q, k, v, causal, scale, False)
+ring_fp32_logits = _ring_kernel(True)  # Q and K become FP32 first, and so do all sums that it carries
+ring_16_bit_logits = _ring_kernel(False)  # S, P and the sums carried between chunks are in the inputs' format
 
 
 @cache
@@ -117,14 +110,11 @@ def _flash(causal):
     return lambda q, k, v: flash.flash_attention(q, k, v, jnp.ones((k.shape[0], k.shape[2]), bool))
 
 
+@accepts("flash-attention-jax", scaled=False, tall=False)
 def flash_attention_jax(q, k, v, causal=False, scale=None):
     """Call flash_attention_jax.flash_attention with a mask of keys that hides none, or causal_flash_attention. It is
     wrong where n is no multiple of its tiles: a slice that would pass the end of K begins earlier instead, so keys
-    count twice. Causal with more queries than keys, another scale than the default and FP64 raise
-    NotImplementedError."""
-    if causal and q.shape[2] > k.shape[2]:
-        raise NotImplementedError("flash-attention-jax has no causal mask for more queries than keys")
-    only_default_scale(q, scale, "flash-attention-jax")
+    count twice."""
     return through_jax(_flash(causal), q, *repeated(q, k, v))
 
 
@@ -144,7 +134,7 @@ def _chunked(causal, scale, n_q, n_kv):
     return jax.jit(lambda q, k, v: swapped(dot_product_attention(*map(swapped, (q, k, v)), **options)))
 
 
-@accepts((torch.bfloat16, torch.float32), "tokamax on CPU")
+@accepts("tokamax on CPU", (torch.bfloat16, torch.float32))
 def tokamax_chunked(q, k, v, causal=False, scale=None):
     """Call tokamax.dot_product_attention(implementation="xla_chunked"): tiles of 512 queries and 1,024 keys."""
     return through_jax(_chunked(causal, scale, q.shape[2], k.shape[2]), q, k, v)

@@ -4,9 +4,7 @@ Elsewhere Keras calls its backend's: scaled_dot_product_attention of torch, dot_
 import os
 from functools import cache
 
-import torch
-
-from attention_gallery.adapters import in_4_dims, only_default_scale, repeated, seen, swapped
+from attention_gallery.adapters import accepts, dtype_name, in_4_dims, repeated, seen, swapped
 
 
 @cache
@@ -22,14 +20,11 @@ def _layer(head_dim, dtype):
     return layer
 
 
+@accepts("Keras", scaled=False, added=False)
 def keras_written_out(q, k, v, causal=False, scale=None, mask=None):
-    """Call MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True. Another
-    scale than the default, a mask that is added and another backend of Keras raise NotImplementedError."""
-    only_default_scale(q, scale, "Keras")
-    layer = _layer(q.shape[3], f"{q.dtype}".removeprefix("torch."))
-    mask = seen(q, k, causal, mask)
-    if mask is not None and mask.dtype != torch.bool:
-        raise NotImplementedError(f"Keras takes a boolean mask alone; this one is {mask.dtype}".replace("torch.", ""))
+    """Call MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True.
+    Another backend of Keras raises NotImplementedError."""
+    layer, mask = _layer(q.shape[3], dtype_name(q.dtype)), seen(q, k, causal, mask)
     tensors = map(swapped, (q, *repeated(q, k, v)))
     o, _ = layer._compute_attention(*tensors, attention_mask=in_4_dims(mask), return_attention_scores=True)
     return swapped(o)

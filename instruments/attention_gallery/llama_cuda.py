@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, without_gradients
+from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, wants_gradients
 from attention_gallery.catalogue import cuda_template, pinned
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
@@ -31,8 +31,8 @@ FLAGS = ("-use_fast_math", "-extended-lambda")  # CMakeLists.txt, line 199
 ADA = 89
 BLOCK = 32  # values that share a scale in q8_0 and q4_0
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
-SOURCE = cuda_template("llama.cu", "78f11c989332a7b6")
-STORE = cuda_template("llama_store.cu", "538ba580c293e7ca")
+SOURCE = cuda_template("llama.cu")
+STORE = cuda_template("llama_store.cu")
 PADDED = 256  # keys that the cache grows by (src/llama-kv-cache.cpp, line 1265), also FATTN_KQ_STRIDE
 PROMPT = 512  # queries of a call: n_ubatch, llama.cpp's default and llama-cpp-python's (llama_cpp/llama.py, line 77)
 SPARE = 64  # the most queries of a tile
@@ -176,7 +176,8 @@ class LlamaCuda:
         if self.cache == "F16":
             only_dtypes(q, (torch.float16,), "llama.cpp's KV cache (its kernels convert BF16, fattn.cu, line 522)")
         only_dtypes(q, (torch.float16, torch.bfloat16), f"llama.cpp's KV cache of {self.cache} here")
-        without_gradients(q, k, v, "llama.cpp's CUDA kernels of attention have no gradients")
+        if wants_gradients(q, k, v):
+            raise NotImplementedError("llama.cpp's CUDA kernels of attention have no gradients")
         if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise NotImplementedError("llama.cpp wants one head_dim for Q, K and V here, and heads that share K evenly")
         batch, n_q, n_kv, gpu = q.shape[0], q.shape[2], k.shape[2], GPU.of(gpu)

@@ -18,7 +18,7 @@ FOLDER = "lmdeploy/pytorch/kernels/cuda"
 LMDEPLOY = pinned("lmdeploy", "0.18.0")
 PAGE = 64  # keys of a page: block_size in messages.py, line 557
 Policy = IntEnum("QuantPolicy", {"NONE": 0, "INT4": 4, "INT8": 8, "FP8": 16, "FP8_E5M2": 17, "TURBO_QUANT": 42})
-accepted = partial(accepts, HALF, "LMDeploy", no_gradients="LMDeploy's kernels have no gradients")
+accepted = partial(accepts, "LMDeploy", HALF, gradients=False)
 
 
 def _decoding(policy: Policy) -> Kernel:

@@ -16,7 +16,7 @@ def _to_mlx(x):
     return mx.array(x.detach().contiguous().numpy())
 
 
-@accepts((*HALF, torch.float32), "MLX")
+@accepts("MLX", (*HALF, torch.float32))
 def mlx_sdpa(q, k, v, causal=False, scale: Any = None, mask=None):
     """Call scaled_dot_product_attention on the CPU, where MLX writes S and P out."""
     import mlx.core as mx

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from attention_gallery.adapters import accepts, lengths, packed, repeated, seen, unpacked
+from attention_gallery.adapters import accepts, dtype_name, lengths, packed, repeated, seen, unpacked
 
 CONTRIBUTED = "com.microsoft"  # the domain of ONNX Runtime's own operators
 THREADS = 2
@@ -40,8 +40,8 @@ def _run(op, domain, tensors, outputs=("o",), **attributes):
     try:
         session = _session(op, domain, inputs, outputs, (*attributes.items(),))
     except (Fail, InvalidGraph, NotImplemented) as error:
-        dtype = f"{tensors['q'].dtype}".removeprefix("torch.")
-        raise NotImplementedError(f"ONNX Runtime has no {op} in {dtype} on CPU: {error}") from error
+        has = f"ONNX Runtime has no {op} in {dtype_name(tensors['q'].dtype)} on CPU"
+        raise NotImplementedError(f"{has}: {error}") from error
     feed = {}
     for name, x in ((name, x.detach().contiguous()) for name, x in tensors.items() if x is not None):
         boolean = x.dtype == torch.bool  # ONNX Runtime takes booleans as bytes
@@ -57,7 +57,7 @@ def onnx_attention(q, k, v, causal=False, scale=None, mask=None):
     return _run("Attention", "", dict(q=q, k=k, v=v) | ({} if mask is None else dict(mask=mask)), scale=scale)
 
 
-@accepts(top_left="MultiHeadAttention")
+@accepts("MultiHeadAttention", top_left=True)
 def onnx_multi_head(q, k, v, causal=False, scale=None):
     """Run ONNX Runtime's MultiHeadAttention, which has its own flash attention for FP32 on CPU."""
     heads, (k, v) = q.shape[1], repeated(q, k, v)

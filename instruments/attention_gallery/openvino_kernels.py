@@ -49,9 +49,18 @@ def _openvino_tensor(x):
     return openvino.Tensor(x.detach().contiguous().numpy())
 
 
+def _kernel(kind):
+    """Make a kernel that runs a model in `kind` of NAMES, "" for the inputs' format, with the inputs' format as
+    INFERENCE_PRECISION_HINT."""
+
+    @accepts("OpenVINO", (*NAMES,), added=False)
+    def kernel(q, k, v, causal=False, scale=None, mask=None):
+        return _call(q, k, v, seen(q, k, causal, mask), scale, kind)
+
+    return kernel
+
+
 def _call(q, k, v, mask, scale, kind):
-    if mask is not None and mask.dtype != torch.bool:
-        raise NotImplementedError(f"this model of OpenVINO's takes a boolean mask; this one is {mask.dtype}")
     precision, (k, v) = NAMES[q.dtype], repeated(q, k, v)
     dims = (q.shape[3], k.shape[3], v.shape[3])
     model = _model(kind or precision, precision, mask is not None, scale, dims)
@@ -64,15 +73,4 @@ def _call(q, k, v, mask, scale, kind):
     return torch.from_numpy(np.array(out.data)).to(q.dtype)
 
 
-@accepts((*NAMES,), "OpenVINO")
-def openvino_sdpa(q, k, v, causal=False, scale=None, mask=None):
-    """Run a model in the inputs' format, with that format as INFERENCE_PRECISION_HINT. A mask that is added raises
-    NotImplementedError."""
-    return _call(q, k, v, seen(q, k, causal, mask), scale, "")
-
-
-@accepts((*NAMES,), "OpenVINO")
-def openvino_sdpa_fp32_model(q, k, v, causal=False, scale=None, mask=None):
-    """Run a model in FP32, with the inputs' format as INFERENCE_PRECISION_HINT. A mask that is added raises
-    NotImplementedError."""
-    return _call(q, k, v, seen(q, k, causal, mask), scale, "f32")
+openvino_sdpa, openvino_sdpa_fp32_model = _kernel(""), _kernel("f32")

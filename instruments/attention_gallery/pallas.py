@@ -40,7 +40,7 @@ def _tpu_flash(causal, scale):
     return jax.jit(fn)
 
 
-@accepts(top_left="Pallas' TPU flash attention")
+@accepts("Pallas' TPU flash attention", top_left=True)
 def pallas_tpu_flash(q, k, v, causal=False, scale=None):
     """Call jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles; it does not pass `interpret` on."""
     from jax.experimental import pallas
@@ -87,7 +87,7 @@ def _gpu_mha(causal, scale, interpret):
     return jax.jit(lambda q, k, v: swapped(mha(*map(swapped, (q, k, v)))))
 
 
-@accepts(top_left="Pallas' GPU mha")
+@accepts("Pallas' GPU mha", top_left=True)
 def pallas_gpu_mha(q, k, v, causal=False, scale=None):
     """Call jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles. Refused: a length
     above a tile that is no multiple of it or below it and no power of two, or V of another head_dim."""
@@ -117,7 +117,7 @@ def decode_in_splits(k_splits: int):
     """Make the kernel jax.experimental.pallas.ops.gpu.decode_attention.gqa, which divides the keys into `k_splits`
     parts and writes each part's O in the inputs' format before it adds them up; one query in each call."""
 
-    @accepts(no_gradients="Pallas' decode attention has no gradients", queries=1)
+    @accepts("Pallas' decode attention", gradients=False, queries=1)
     def decode(q, k, v, causal=False, scale=None):
         n_kv = k.shape[2]
         split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE

@@ -26,12 +26,7 @@ OTHERWISE = "fails by NaN, gradients or another relation, not by this error"
 @styled
 def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
     """Draw a row for each defect, and for what differs, from the least to the largest error of its call paths; all
-    other call paths are one row.
-
-    Args:
-        tables: device -> rows of `causes.explained`: key, project, verdict, found (a few words), over_bits, times_1,
-            times_16, times_many.
-    """
+    other call paths are one row. tables: device -> rows of `causes.explained`."""
     rows = pd.concat([_judged(table).assign(device=device) for device, table in tables.items()])
     rows["defect"] = rows.defect.where(rows.defect != "", rows.key).where(rows.verdict != "passes", "")
     groups = [same for _, same in rows[rows.verdict != "passes"].groupby(["verdict", "defect"])]
@@ -148,12 +143,9 @@ WHO = {  # of `finds.error_rows` -> label, colour, marker
 @styled
 def finds(tables: dict[str, pd.DataFrame], panels: Mapping[str, Sequence[str]], caption: str) -> Figure:
     """Draw the largest error over Baseline's of the kernel and of a control, above; and the largest error of an
-    emulation that rounds the step in question over the kernel's, below.
-
-    Args:
-        tables: find -> rows of `finds`, uniform inputs.
-        panels: find -> title, column along the axis, its label, tensor of the rule, what the control has in FP32.
-    """
+    emulation that rounds the step in question over the kernel's, below. tables: find -> rows of `finds`, uniform
+    inputs. panels: find -> title, column along the axis, its label, tensor of the rule, what the control has in
+    FP32."""
     figure, axes = plt.subplots(2, len(tables), figsize=(11.8, 5.0), squeeze=False, sharex="col", sharey="row",
                                 height_ratios=(1.7, 1))  # fmt: skip
     ratios = []

@@ -25,9 +25,7 @@ STUBS = {  # of AMD's GPUs and of environment variables, which these calls do no
 }  # fmt: skip
 MOST_SPLITS = 8  # --triton-attention-num-kv-splits, srt/arg_groups/fields/exec_.py line 413
 SEQUENCES = 256  # fewest that the number of splits is chosen for, srt/layers/attention/triton_backend.py line 464
-accepted = partial(
-    accepts, HALF, "SGLang's cache of keys and values", no_gradients="SGLang's kernels have no gradients"
-)
+accepted = partial(accepts, "SGLang's cache of keys and values", HALF, gradients=False)
 
 
 @accepted(queries=1)

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")  # where the mask's index tensors of xformers are: it 
 MOST_CAUSAL_QUERIES = 16  # of a sequence, in xformers: FwOp.not_supported_reasons
 
 
-@accepts(HALF, "xformers' split-K kernel", no_gradients="xformers' split-K kernel has no gradients")
+@accepts("xformers' split-K kernel", HALF, XFORMERS_WIDTHS, gradients=False)
 def xformers_split_k_a100(q, k, v, causal=False, scale=None):
     """Call xformers' triton_splitk.FwOp, which chooses the number of parts of the keys, and what adds them up.
 
@@ -37,8 +37,6 @@ def xformers_split_k_a100(q, k, v, causal=False, scale=None):
     causal with more than 16 queries or with more queries than keys."""
     batch, heads, n_q, width = q.shape
     groups, n_kv = k.shape[1], k.shape[2]
-    if width not in XFORMERS_WIDTHS:
-        raise NotImplementedError(f"xformers' split-K kernel has head_dim {XFORMERS_WIDTHS}; got {width}")
     if causal and n_q > min(MOST_CAUSAL_QUERIES, n_kv):
         raise NotImplementedError(
             f"causal, xformers' split-K kernel has up to {MOST_CAUSAL_QUERIES} queries, and no more than keys; "
@@ -63,14 +61,11 @@ def xformers_split_k_a100(q, k, v, causal=False, scale=None):
     return swapped(o.reshape(batch, n_q, heads, width))
 
 
-@accepts(HALF, "flash-linear-attention's parallel_attn here")
+@accepts("flash-linear-attention's parallel_attn", HALF, square=True)
 def fla_parallel(q, k, v, causal=False, scale=None):
     """Call fla.ops.attn.parallel_attn, which is causal. It has gradients. Refused: no causal mask with more than one
     query, n_q unlike n_kv, or head_dim over 256."""
-    n_q, n_kv = q.shape[2], k.shape[2]
-    if n_q != n_kv:
-        raise NotImplementedError(f"parallel_attn takes one length for queries and keys; got {n_q} and {n_kv}")
-    if not causal and n_q > 1:
+    if not causal and q.shape[2] > 1:
         raise NotImplementedError("parallel_attn is causal")
     if q.shape[3] > 256:
         raise NotImplementedError(f"parallel_attn has head_dim up to 256; got {q.shape[3]}")
@@ -87,7 +82,7 @@ def _sums_of_groups(x: Tensor, pattern: str, *, g: int, reduction: str) -> Tenso
     return x.unflatten(2, (-1, g)).sum(3)  # (batch, n, kv_heads, head_dim)
 
 
-@accepts(HALF, "FlagGems' attention here", top_left="FlagGems")
+@accepts("FlagGems", HALF, FLAG_GEMS_WIDTHS, top_left=True)
 def flag_gems_sdpa(q, k, v, causal=False, scale=None):
     """Call flag_gems.ops.attention.scaled_dot_product_attention. Its gradients are those of a causal call whatever
     `causal` is: the kernel has no such argument (attention.py, line 959). It reads dO without a mask (line 428), which
@@ -95,8 +90,6 @@ def flag_gems_sdpa(q, k, v, causal=False, scale=None):
 
     Of its configurations to tune the first runs, which has blocks of 128 queries and 32 keys. Refused: another
     head_dim."""
-    if q.shape[3] not in FLAG_GEMS_WIDTHS:
-        raise NotImplementedError(f"FlagGems' attention has head_dim {FLAG_GEMS_WIDTHS} here; got {q.shape[3]}")
     fn, tensors = _flag_gems().scaled_dot_product_attention, [x.contiguous() for x in (q, k, v)]
     return fn(*tensors, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -136,24 +129,20 @@ def _kept(config: Any, must_keep: Any = None) -> bool:
     return blocks in ((128, 32, 4), (128, 128, 8)) or bool(must_keep and config in must_keep)
 
 
-@accepts(HALF, "flash-attn-triton")
+@accepts("flash-attn-triton", HALF, FLASH_ATTN_TRITON_WIDTHS, square=True)
 def flash_attn_triton_package(q, k, v, causal=False, scale=None):
     """Call flash_attn_triton.flash_attn_func. It has gradients. Refused: n_q unlike n_kv, no causal mask with n no
     multiple of 128, or another head_dim."""
-    n_q, n_kv, width = q.shape[2], k.shape[2], q.shape[3]
-    if n_q != n_kv:
-        raise NotImplementedError(f"flash-attn-triton takes one length for queries and keys; got {n_q} and {n_kv}")
-    if not causal and n_q % BLOCK:
-        raise NotImplementedError(f"without a causal mask, flash-attn-triton has multiples of {BLOCK} keys; got {n_q}")
-    if width not in FLASH_ATTN_TRITON_WIDTHS:
-        raise NotImplementedError(f"flash-attn-triton has head_dim {FLASH_ATTN_TRITON_WIDTHS}; got {width}")
+    n = k.shape[2]
+    if not causal and n % BLOCK:
+        raise NotImplementedError(f"without a causal mask, flash-attn-triton has multiples of {BLOCK} keys; got {n}")
     gone = "triton.tools.experimental_descriptor"  # which flash_attn_interface.py imports, and does not use
     sys.modules.setdefault(gone, ModuleType(gone))
     attention = module(FLASH_ATTN_TRITON, "flash_attn_triton.flash_attn_interface").flash_attn_func
     return swapped(attention(*map(swapped, (q, k, v)), softmax_scale=scale, causal=causal))
 
 
-@accepts(no_gradients="xformers' split-K kernel has no gradients", tall=False)
+@accepts("xformers' split-K kernel", gradients=False, tall=False)
 def xformers_split_k(q, k, v, causal=False, scale=None):
     """Call xformers' memory_efficient_attention_forward by triton_splitk.FwOp, which chooses the number of parts.
 
@@ -181,7 +170,7 @@ def xformers_default(q, k, v, causal=False, scale=None):
     return swapped(fmha.memory_efficient_attention(*tensors, bias, scale=scale))
 
 
-@accepts(no_gradients="SageAttention has no gradients", top_left="SageAttention")
+@accepts("SageAttention", gradients=False, top_left=True)
 def sageattention(q, k, v, causal=False, scale=None):
     """Call sageattention.sageattn of version 1: Q and K in 8 bits, V in FP16. It writes into K, so it gets a copy.
 

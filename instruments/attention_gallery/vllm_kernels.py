@@ -25,7 +25,7 @@ CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # batches of CUDA
 QUANTIZATION = IntEnum(
     "KVQuantMode", "NONE FP8_PER_TENSOR INT8_PER_TOKEN_HEAD FP8_PER_TOKEN_HEAD INT4_PER_TOKEN_HEAD", start=0
 )
-accepted = partial(accepts, HALF, "vLLM's cache of keys and values", no_gradients="vLLM's kernels have no gradients")
+accepted = partial(accepts, "vLLM's cache of keys and values", HALF, gradients=False)
 
 
 @accepted(tall=False)
@@ -71,15 +71,10 @@ def vllm_unified_decode(q, k, v, causal=False, scale=None):
     return vllm_unified(q, k, v, True, scale)
 
 
-@accepted()
+@accepts("vLLM's kernel for encoders", HALF, gradients=False, masked=False, square=True)
 def vllm_encoder(q, k, v, causal=False, scale: Any = None):
-    """Call triton_prefill_attention's context_attention_fwd, which has no cache: encoders, and images. Refused: causal,
-    or n_q unlike n_kv."""
+    """Call triton_prefill_attention's context_attention_fwd, which has no cache: encoders, and images."""
     batch, _, n, _ = q.shape
-    if causal:
-        raise NotImplementedError("vLLM calls this kernel for encoders, which have no causal mask")
-    if n != k.shape[2]:
-        raise NotImplementedError(f"an encoder's queries and keys are of the same tokens; {n} and {k.shape[2]} came")
     queries, keys, values = (tokens(x) for x in (q, k, v))  # (batch * n, heads, head_dim)
     o = torch.empty_like(queries)
     module(VLLM, f"{FILES}.triton_prefill_attention", _stubs()).context_attention_fwd(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from attention_check.probe import tensor_files
 from attention_check.probe.capture import captured
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
-from fa_lib.kernels import tensor_files
 
 
 def capture(path, n=64):
@@ -34,7 +34,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
     assert (tmp_path / "bomb.npz").stat().st_size < 3e6
     script = (
         "import sys; sys.path.insert(0, '.')\n"
-        "from fa_lib.kernels import tensor_files; tensor_files.LARGE = 1 << 28\n"
+        "from attention_check.probe import tensor_files; tensor_files.LARGE = 1 << 28\n"
         "import resource; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    tensor_files.tensors(sys.argv[1])\nexcept ValueError as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

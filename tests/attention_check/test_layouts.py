@@ -4,9 +4,9 @@ import pytest
 import torch
 from test_relations import attention
 
+from attention_check.adapters import LOUD, NEIGHBOUR, PAGE, paged, varlen
 from attention_check.isolation.calls import call_kernel
 from fa_lib import draw, kernels
-from fa_lib.kernels.layouts import LOUD, NEIGHBOUR, PAGE, paged, varlen
 
 
 def packed_attention(q, k, v, starts_q, starts_k, longest_q, longest_k, softmax_scale=None, causal=False, beyond=0):

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from attention_check.adapters import READINGS
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
@@ -13,7 +14,6 @@ from attention_check.measure.way import way_of
 from attention_check.report.sentences import judgement_text
 from attention_check.testing.checks import result_of
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.readings import READINGS
 from fa_lib.kernels.reference import golden as golden_of
 
 golden = partial(golden_of, inputs="FP64")

@@ -12,6 +12,7 @@ import torch
 from in_a_folder import SDPA, command, normal, own_path, recorded, saved, written_test_says  # noqa: F401
 from torch import nn
 
+from attention_check.adapters import OPTION_NAMES
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
 from attention_check.judge.captured import judge_model
@@ -31,7 +32,6 @@ from fa_lib import kernels
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.option_names import OPTION_NAMES
 from fa_lib.kernels.sequential import sequential
 from fa_lib.numerics.formats import BF16, FP32, TF32
 

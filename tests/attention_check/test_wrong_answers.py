@@ -8,6 +8,7 @@ import torch
 from test_relations import attention
 from typer.testing import CliRunner
 
+from attention_check.adapters import READINGS
 from attention_check.commands import reports
 from attention_check.judge.findings import Verdict
 from attention_check.judge.kernel import judge_kernel
@@ -20,7 +21,6 @@ from attention_check.report.sentences import judgement_text
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.readings import READINGS
 from fa_lib.numerics.formats import BF16
 
 

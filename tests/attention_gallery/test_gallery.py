@@ -120,13 +120,19 @@ def test_jax_has_the_values_and_the_gradients(fmt):
         assert not adapters.through_jax(product, q, k, v).requires_grad
 
 
+@adapters.accepts("ring", widths=(32,), scaled=False, gradients=False, masked=False, square=True)
+def ring(q, k, v, causal=False, scale=None):
+    return kernels.baseline(q, k, v, causal=causal, scale=scale)
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
-        (
-            lambda q: adapters.only_default_scale(q, 0.05, "ring"),
-            "^ring scales .* = 0.1768; scale = 0.",
-        ),
+        (lambda q: ring(q, q, q, scale=0.05), "^ring scales .* = 0.1768; scale = 0.05"),
+        (lambda q: ring(q, q[:, :, :3], q), "^ring takes one length for queries and keys; got 70 and 3"),
+        (lambda q: ring(*(torch.zeros(1, 2, 9, 8) for _ in "qkv")), "^ring has head_dim .32,. here; got 8"),
+        (lambda q: ring(q, q, q, causal=True), "^ring has no causal mask"),
+        (lambda q: ring(q.clone().requires_grad_(), q, q), "^ring has no gradients"),
         (lambda q: adapters.only_dtypes(q, (torch.float16,), "this"), "this has float16; q is bfloat16"),
         (
             lambda q: pallas.pallas_gpu_mha(*(torch.zeros(1, 2, 97, 64, dtype=q.dtype) for _ in "qkv")),
@@ -137,7 +143,8 @@ def test_jax_has_the_values_and_the_gradients(fmt):
 def test_what_a_kernel_lacks_is_told(call, message):
     with pytest.raises(NotImplementedError, match=message):
         call(drawn()[0])
-    adapters.only_default_scale(drawn()[0], 32**-0.5, "ring")
+    q = drawn()[0]
+    assert torch.equal(ring(q, q, q, scale=32**-0.5), kernels.baseline(q, q, q))
 
 
 # --- the catalogue

@@ -4,6 +4,7 @@ import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from attention_check.adapters import LAYOUTS
 from attention_check.checks import sections
 from attention_check.isolation.calls import judged_by_one_thread
 from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, wait
@@ -14,7 +15,6 @@ from attention_check.plots.kernel_report import kernel_panels
 from attention_check.report.about import circumstances, package_of
 from attention_check.report.page import Report, write_report
 from attention_check.report.page_files import PageFiles
-from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -30,7 +30,7 @@ def check_kernel(
             process and is not imported here.
         depth: a CheckPlan, or "quick" or "report".
         out: folder for the page; empty is build/reports.
-        layout: of the kernel's tensors, of `kernels.LAYOUTS`, where `kernel` is a text. A kernel that is asked for in
+        layout: of the kernel's tensors, of `adapters.LAYOUTS`, where `kernel` is a text. A kernel that is asked for in
             "bhsd" and reads "bshd" is judged so.
         timeout: seconds that a call may take in that process.
         seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
@@ -40,7 +40,7 @@ def check_kernel(
         ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
             gone then too.
     """
-    lookup("layout", layout, kernels.LAYOUTS)
+    lookup("layout", layout, LAYOUTS)
     kernel = KernelRef.of(kernel, layout=layout)
     plan: CheckPlan = lookup("depth", depth, PLANS) if isinstance(depth, str) else depth
     plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed)

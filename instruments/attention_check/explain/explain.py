@@ -21,8 +21,8 @@ from attention_check.probe.named_tensors import (
     narrower_format,
     option_values,
 )
+from attention_check.probe.tensor_files import tensors
 from fa_lib.kernels.options import CallOptions, validate, within
-from fa_lib.kernels.tensor_files import tensors
 from fa_lib.numerics.formats import Format
 
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from attention_check.adapters import OwnNames
 from attention_check.explain.standalone_test import judged, standalone
 from attention_check.isolation.calls import KernelError, call_or_raise
 from attention_check.isolation.worker import Outcome
@@ -22,7 +23,6 @@ from attention_check.probe.skipped import place
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.option_names import OwnNames
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
 BLOCKS = (2, 4, 8, 16, 32)  # that an axis is cut into, one after the other

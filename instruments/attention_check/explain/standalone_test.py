@@ -7,9 +7,9 @@ import math
 
 import torch
 
+from attention_check.adapters import OwnNames
 from attention_check.probe.capture import Capture
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.option_names import OwnNames
 
 
 def judged(o, q, k, v, causal=False, scale=None, mask=None, **more):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attention_check.adapters import first_output
 from attention_check.isolation.worker import Outcome, unusable
 from fa_lib.execution.untrusted import Untrusted, message, type_name
-from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite, visible_rows
 
 _KERNELS_THREADS: ContextVar[int | None] = ContextVar("_KERNELS_THREADS", default=None)

@@ -28,6 +28,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from attention_check.adapters import documented
 from attention_check.isolation import worker
 from attention_check.isolation.calls import KernelError
 from attention_check.isolation.worker import Outcome
@@ -36,7 +37,6 @@ from fa_lib.execution import reader_modules
 from fa_lib.execution.process_settings import environment
 from fa_lib.execution.untrusted import Untrusted, first_line
 from fa_lib.kernels.kernel_ref import KernelRef, unavailable, uncallable
-from fa_lib.kernels.option_names import documented
 
 LIMIT_S = 60.0  # of one call
 FIRST_CALL_FACTOR = 5  # times that for the import, and for a process's first call: kernels are compiled there

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from attention_check.adapters import READINGS, first_output, read_as
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.reading import CapturedCall
 from attention_check.isolation.calls import KernelError, call_kernel, kernel_errors, with_kernel_errors
@@ -33,9 +34,7 @@ from attention_check.measure.capability import (
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite
-from fa_lib.kernels.readings import READINGS
 from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call
 from fa_lib.numerics.formats import FP32, FP64, Format
@@ -257,7 +256,7 @@ def adapted(kernel: KernelRef | str | Callable, keys: Iterable[str]) -> KernelRe
     readings = [ADAPTED[key] for key in keys]
     if isinstance(kernel, (KernelRef, str)):
         return KernelRef.of(kernel).read_as(*readings)
-    return reduce(kernels.read_as, readings, kernel)
+    return reduce(read_as, readings, kernel)
 
 
 def _typed(fn):

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
+from attention_check.adapters import first_output
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import keys_of
 from attention_check.conventions.reading import CapturedCall
 from attention_check.conventions.search import fit, fitted_factor, search
 from attention_check.isolation.calls import KernelError, kernel_errors
-from fa_lib.kernels.layouts import first_output
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 CLOSE = 0.05  # to what a wrong answer is said to look like: a scale of 1 / head_dim is 0.12 from no scores at all

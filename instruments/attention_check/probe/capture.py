@@ -25,10 +25,10 @@ from attention_check.probe.named_tensors import (
     refuse_ambiguous,
     turned,
 )
+from attention_check.probe.tensor_files import require, tensors
 from fa_lib.execution.files import replacing
 from fa_lib.execution.untrusted import Untrusted
 from fa_lib.kernels.options import validate
-from fa_lib.kernels.tensor_files import require, tensors
 from fa_lib.numerics.formats import Format
 
 JUDGED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which calls are judged

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.kernels.option_names import OPTION_NAMES
+from attention_check.adapters import OPTION_NAMES
 
 NAMES = {  # what it is -> the names that it is given: torch's, flash-attn's, those of model libraries
     "q": ("q", "query"), "k": ("k", "key"), "v": ("v", "value"),
@@ -34,7 +34,7 @@ UNREAD = {  # names that no command reads -> what to do
     **dict.fromkeys(("dlse", "d_lse", "grad_lse"), "no command judges a gradient that flows into lse: leave it out"),
 }  # fmt: skip
 LAID_OUT = ("q", "k", "v", "o", "dO")  # tensors that have a layout
-FILE_LAYOUTS = ("bhsd", "bshd")  # of kernels.LAYOUTS, those of tensors in a file
+FILE_LAYOUTS = ("bhsd", "bshd")  # of adapters.LAYOUTS, those of tensors in a file
 NO_WINDOW = (None, None)
 FEWEST = 64  # values of o that are not 0: each has a chance of 2^-13 to lie on FP16's grid if it is FP32's
 

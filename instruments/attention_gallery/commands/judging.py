@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -91,19 +91,13 @@ class JudgingSettings:
 
 
 def judge_all(keys: Sequence[str], settings: JudgingSettings, say: Callable, jobs: int = 2) -> pd.DataFrame:
-    """Judge kernels of the gallery, and keep what each came to; what is there already is not judged again, unless its
-    code, its library's version or the depth has changed.
+    """Judge kernels of the gallery, keep what each came to, and return `rows`; what is there already is not judged
+    again, unless its code, its library's version or the depth has changed. A ValueError: a key is unknown; a
+    RuntimeError: an error of ours, not of a kernel's.
 
     Args:
-        keys: of the device's catalogue.
-        say: told when a kernel is done, after its record is written. jobs: kernels at a time.
-
-    Returns:
-        `rows`.
-
-    Raises:
-        ValueError: a key is unknown.
-        RuntimeError: an error of ours, not of a kernel's.
+        keys: of the device's catalogue. jobs: kernels at a time.
+        say: gets a line when a kernel is done, after its record is written.
     """
     entries = [settings.entry(key) for key in keys]
     left = [entry for entry in entries if not entry.problem and not _kept(entry, settings)]
@@ -158,16 +152,13 @@ def judgement_of(key: str, settings: JudgingSettings) -> Judgement | None:
 
 
 def row(entry: Entry, record: dict | None) -> dict[str, Any]:
-    """Write what a kernel came to, by its record of `judge_one`, which is None where the kernel cannot run here.
-
-    Returns:
-        key, project, version (of its distribution), use; verdict ("passes", "fails", "not_judged", "cannot_run");
-        times_1, times_16, times_many: largest error over Baseline's by number of queries, the largest over formats, N
-        and ordinary inputs, inf where an output is not finite; relative_1 and so on: largest relative error;
-        carries, carried_in, tile: the sums carried in low precision, their format and tile; outwards and
-        baseline_outwards (ulp), gradients (largest error over Baseline's), problem; over_bits: as of `caches`, of a
-        kernel that holds K and V in few bits.
-    """
+    """Write what a kernel came to, by its record of `judge_one`, which is None where the kernel cannot run here: a dict
+    of key, project, version (of its distribution), use; verdict ("passes", "fails", "not_judged", "cannot_run");
+    times_1, times_16, times_many: largest error over Baseline's by number of queries, the largest over formats, N and
+    ordinary inputs, inf where an output is not finite; relative_1 and so on: largest relative error; carries,
+    carried_in, tile: the sums carried in low precision, their format and tile; outwards and baseline_outwards (ulp),
+    gradients (largest error over Baseline's), problem; over_bits: as of `caches`, of a kernel that holds K and V in few
+    bits."""
     about = dict(key=entry.key, project=entry.project, version="" if entry.cannot else entry.version, use=entry.use)
     if record is None or "findings" not in record:
         verdict = "cannot_run" if record is None else record["verdict"]
@@ -206,8 +197,7 @@ def of_few_bits(record: dict) -> str:
     return "fails" if grave or record["over_bits"] > ALLOWED["o"] else "passes"
 
 
-@dataclass(frozen=True)
-class EndedCall:
+class EndedCall(NamedTuple):
     """How judging a kernel ended: its key; the exit status of its process, 1 after an exception, -n after signal n,
     None where it ran out of time; all that it printed, and its traceback."""
 

@@ -22,6 +22,7 @@ from attention_gallery.commands.judging import QUERIES, JudgingSettings, judge_a
 from attention_gallery.finds import FINDS
 from attention_gallery.openvino_kernels import computes_fp16_in_bf16
 from fa_lib.execution.files import renewed, replacing
+from fa_lib.execution.ledger import markdown_table
 from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import CHECKOUT, ROOT, build
 from fa_lib.execution.pools import workers
@@ -47,15 +48,13 @@ WORDS = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 
 def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: bool = False) -> None:
     """Judge kernels of the gallery and print a line for each. When all of a catalogue are judged, renew the committed
-    files: data/gallery, docs/gallery and figures/gallery*.
+    files: data/gallery, docs/gallery and figures/gallery*. A ValueError: a key is unknown, or all are to be judged and
+    there is no checkout.
 
     Args:
         only: keys of kernels; empty is all of them, or if quick five, three of the simulated ones.
         quick: whether by a short plan. jobs: kernels at a time. say: gets each line.
         simulated: whether GPU kernels in a GPU's arithmetic, MODELLED, instead of those of a CPU, ENTRIES.
-
-    Raises:
-        ValueError: a key is unknown, or all are to be judged and there is no checkout.
     """
     everything = not only and not quick
     if everything and CHECKOUT is None:
@@ -134,8 +133,8 @@ def _write(file: Path, text: str) -> None:
 
 def judged_on() -> str:
     """Name the processor that judges, with its instructions for formats, and what limits them for oneDNN."""
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")  # OpenVINO then knows no other instructions
-    known = [*instructions(), *([f"ONEDNN_MAX_CPU_ISA={limit}"] if limit else [])]
+    limits = [f"{name}={os.environ[name]}" for name in ("ONEDNN_MAX_CPU_ISA",) if os.environ.get(name)]
+    known = [*instructions(), *limits]  # OpenVINO knows no others then
     return f"{processor()} ({', '.join(known) or 'unknown'})"
 
 
@@ -187,11 +186,8 @@ def write(folder: Path) -> None:
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
-    """Write the text of docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and its findings.
-
-    Args:
-        row: of `causes.explained`. judgement: the kernel's; None where it has only a problem.
-    """
+    """Write the text of docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and its findings. row:
+    of `causes.explained`. judgement: the kernel's; None where it has only a problem."""
     sentences = [sentence for group in sentences_of(judgement).values() for sentence in group] if judgement else []
     findings = [" ".join(filter(None, (sentence.line, sentence.more, sentence.remedy))) for sentence in sentences]
     return _rendered("kernel.md.jinja", row=row, findings=findings or [f"It {row['problem']}."])
@@ -200,11 +196,8 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
 def index(
     table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None
 ) -> str:  # fmt: skip
-    """Write the text of docs/gallery/index.md.
-
-    Args:
-        table: of `causes.explained`; so is older, of `others`. elsewhere: of `elsewhere`.
-    """
+    """Write the text of docs/gallery/index.md. table: of `causes.explained`; so is older, of `others`. elsewhere: of
+    `elsewhere`."""
     versions = pd.concat([table, older]).sort_values(
         "key", key=lambda keys: keys.map(list(table.key).index), kind="stable"
     )
@@ -226,11 +219,7 @@ def index(
 
 def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
     """Put a table into the text of a find's page, between its two marks, or raise a ValueError where they are missing.
-
-    Args:
-        text: the page's. rows: of `finds.error_rows`, with the columns of the call.
-        by: the columns that name the call, of BY.
-    """
+    rows: of `finds.error_rows`, with the columns of the call. by: the columns that name the call, of BY."""
     names = [f"{name}: × Baseline" for name in WHO.values()]
     head, lines = [*by, *names, "kernel: relative error", "emulated: correlation of errors"], []
     for key, group in rows.groupby(by, sort=False):
@@ -238,8 +227,7 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
         alike = mean.alike["emulated"]
         correlation = "–" if math.isnan(alike) else f"{alike:.4f}"
         lines.append((*map(str, key), *map(times, mean.times_max), power(mean.relative["kernel"]), correlation))
-    first, *rest = (f"| {' | '.join(cells)} |" for cells in (head, *lines))
-    return renewed(text, BEGIN, END, "\n".join([first, "|" + "---|" * len(head), *rest]), "text")
+    return renewed(text, BEGIN, END, markdown_table(head, lines), "text")
 
 
 def of_one_tensor(rows: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from fa_lib.kernels.option_names import OwnNames, renamed
+from attention_check.adapters import OwnNames, renamed
 
 
 def theirs(q, k, v, attention_mask=None, scaling=None, is_causal=False, **kwargs):

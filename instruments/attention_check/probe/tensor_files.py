@@ -12,15 +12,8 @@ LARGE = 2 << 30  # bytes of tensors
 
 
 def load(path: str | Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Read Q, K, V from a file.
-
-    Returns:
-        (q, k, v): the tensors of these names, each (batch, heads, sequence, head_dim) or with any leading dimensions,
-        in the file's dtype.
-
-    Raises:
-        FileNotFoundError, ValueError: as `tensors`; or one of the three is missing.
-    """
+    """Read Q, K, V from a file: the tensors of these names, each (batch, heads, sequence, head_dim) or with any leading
+    dimensions, in the file's dtype. Errors as of `tensors`, and a ValueError where one of the three is missing."""
     contents = tensors(path)
     require(contents, path, contents)
     return contents["q"], contents["k"], contents["v"]
@@ -71,16 +64,8 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
 
 
 def require(tensors: Mapping[str, Tensor], path: str | Path, there: Iterable[str]) -> None:
-    """Check that q, k and v are among the tensors of a file.
-
-    Args:
-        tensors: name -> tensor, of any shape.
-        path: of the file, for the message.
-        there: names of the file's tensors, for the message.
-
-    Raises:
-        ValueError: one of them is missing.
-    """
+    """Raise a ValueError where q, k or v is not among the tensors of a file, name -> tensor; path, there: of the file
+    and the names that are in it, for the message."""
     for name in "qkv":
         if name not in tensors:
             raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(there)}; q, k and v are needed")
@@ -93,8 +78,7 @@ def _refuse_large(path, size):
 
 
 def _unpacked(path):
-    """Return the bytes that a file takes in memory, as it says itself: the unpacked size of a zip file, such as
-    .npz."""
+    """Return the bytes that a file says it takes in memory: the unpacked size of a zip file, such as .npz."""
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(entry.file_size for entry in archive.infolist())
