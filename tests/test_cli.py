@@ -41,19 +41,6 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
     assert reader_modules.path()[: len(reader_modules._FOLDERS)] == reader_modules._FOLDERS[::-1]
 
 
-DEVELOPERS = ("figures", "publish", "claims", "train", "study", "gallery", "bench")
-PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("shrink",), ("compare",),
-         ("dev",), *(("dev", name) for name in DEVELOPERS)]  # fmt: skip
-
-
-@pytest.mark.parametrize("words", PAGES, ids=" ".join)
-def test_every_command_has_a_page_of_help(words):
-    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, [*words, "--help"], prog_name="fa-lib")
-    assert done.exit_code == 0 and "Usage: fa-lib" in done.stdout and len(done.stdout.splitlines()) > 8
-    if words in ((), ("check",)):
-        assert "Exit codes: 0" in done.stdout
-
-
 def test_the_ledger_of_one_paper():
     done = CliRunner().invoke(app, ["dev", "claims", "--paper", "2407.08608"], prog_name="fa-lib")
     assert done.exit_code == 0 and "1.7 x nearer" in done.stdout and "roughly 10 x" not in done.stdout
