@@ -26,7 +26,7 @@ PAGES = ("README.md", *START, *GPU)
 LONG_GPU = "minutes of two cores; .github/workflows/weekly.yml runs the README's command"
 HOURS_OF_NVCC = "nvcc compiles for more than five minutes; tests/gpu compiles what a test needs"
 GIVEN = "the same command as the one on a file below it, and a longer one"
-GPU_NEEDED = "needs a GPU; tests/test_record.py rehearses it"
+GPU_NEEDED = "needs a GPU; make test-record rehearses it"
 SKIPPED = {  # a command, or a part of a python block -> why it does not run here
     "make figures": "nightly.yml",
     "make test": "make test",

@@ -30,7 +30,7 @@ SAMPLES = [  # of a table: the cells that are computed again
     *[("04_sequence_length", dict(n=n, fmt=fmt, seed=0)) for n in (128, 512) for fmt in ("BF16", "FP16", "FP32")],
     ("04_sequence_length", dict(n=256, fmt="BF16", seed=4)),
     ("02_precision", dict(distribution="normal", fmt="FP16", seed=9)),
-    ("02_precision", dict(distribution="uniform", fmt="FP64", seed=3)),
+    ("04_sequence_length", dict(n=256, fmt="FP64", seed=3)),
     ("03_golden_value", dict(distribution="uniform", fmt="BF16", seed=0)),
     ("05_algorithm_changes", dict(distribution="normal", fmt="BF16", seed=1, variant="square")),
 ]
@@ -57,7 +57,7 @@ def test_the_committed_numbers_are_what_the_code_gives(name, where):
 
 def test_as_many_tiles_are_not_yet_the_same_difference():
     """Two tiles each: the larger the first, the smaller the difference."""
-    table = uniform(block_kv=[1024, 2047])
+    table = uniform(block_kv=[1024, 2047], seeds=2)
     assert set(table.tiles) == {2}
     d = pivot(table, "max", "block_kv", kernel="flash", against="baseline")
     assert (d[1024] > 1.5 * d[2047]).all()

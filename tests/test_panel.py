@@ -104,7 +104,7 @@ def options(control):
 def test_whatever_the_controls_say_is_drawn_without_a_warning():
     rng = np.random.default_rng(0)
     controls = explore().controls
-    for i in range(30):
+    for i in range(12):
         values = {name: rng.choice(options(control)).item() for name, control in controls.items()}
         values |= dict(n=128, causal=bool(values["causal"]))
         values |= dict.fromkeys(STEPS, values["fmt"]) if i % 2 else {}
