@@ -13,7 +13,7 @@ from fa_lib.execution.paths import ROOT
 
 OTHER = {  # than this process runs under: the least of each library, and two threads
     "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-    "OMP_NUM_THREADS": "2",
+    "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2",
 }  # fmt: skip
 DIGESTS = ROOT / "tests" / "digests.py"
 
