@@ -69,40 +69,27 @@ CALLS = {call.key: call for call in (
 )}  # fmt: skip
 
 
-def _exact(model, fmt, head_dim, gpu):
-    return fa2_cuda(fmt, head_dim)
+def _with(model: dict, **changes: Any) -> dict:
+    """A model whose algorithm has other choices."""
+    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), **changes))
 
 
-def _other(model, fmt, head_dim, gpu):
-    return fa2_cuda(fmt, head_dim, "H100" if gpu == "A100" else "A100") | dict(algorithm=model["algorithm"])
-
-
-def _exact_exp2(model, fmt, head_dim, gpu):
-    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), exp2=torch.exp2))
-
-
-def _divided(model, fmt, head_dim, gpu):
-    return model | dict(algorithm=_scaled_first(model["algorithm"]))
-
-
-def _scaled_first(algorithm):
-    return replace(Algorithm.of(algorithm), scale_in_exponent=False, exp2=torch.exp2)
-
-
-def _forwards(model, fmt, head_dim, gpu):
-    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), reverse=False))
-
-
-def _not_rounded(model, fmt, head_dim, gpu):
-    return model | dict(precision=replace(model["precision"], probs=model["precision"].accumulator))
-
-
+SCALED_FIRST = dict(scale_in_exponent=False, exp2=torch.exp2)
 # the model of FlashAttention-2 with one modelling choice undone: (model, fmt, head_dim, gpu) -> arguments of `tiled`;
 # fa_lib.plots.original has the labels
 CHOICES: dict[str, Callable[[dict, Format, int, str], dict]] = dict(
-    model=lambda model, *_: model, other=_other, exact=_exact, exact_exp2=_exact_exp2, divided=_divided,
-    forwards=_forwards, not_rounded=_not_rounded,
-)  # fmt: skip
+    model=lambda model, *_: model,
+    other=lambda model, fmt, head_dim, gpu: (
+        fa2_cuda(fmt, head_dim, "H100" if gpu == "A100" else "A100") | dict(algorithm=model["algorithm"])
+    ),
+    exact=lambda model, fmt, head_dim, gpu: fa2_cuda(fmt, head_dim),
+    exact_exp2=lambda model, *_: _with(model, exp2=torch.exp2),
+    divided=lambda model, *_: _with(model, **SCALED_FIRST),
+    forwards=lambda model, *_: _with(model, reverse=False),
+    not_rounded=lambda model, *_: (
+        model | dict(precision=replace(model["precision"], probs=model["precision"].accumulator))
+    ),
+)
 
 
 def original(
@@ -120,10 +107,8 @@ def original(
         times_max_model (largest error over Baseline's).
     """
     fmt = Format.of(fmt)
-    q, k, v = draw_in_format(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
+    (q, k, v), *truth = problem(fmt, distribution, seed, (1, heads, n, head_dim), causal=causal)
     o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
-    golden = kernels.golden(q, k, v, inputs=fmt, causal=causal)
-    base = deviation(stored(fmt, q, k, v, causal=causal), golden).max
     S = q.double() @ k.double().mT * head_dim**-0.5
     if causal:
         S = S.masked_fill(torch.ones_like(S, dtype=torch.bool).triu(1), -torch.inf)
@@ -131,7 +116,7 @@ def original(
     rows = []
     for choice, change in CHOICES.items():
         emulated = kernels.tiled(q, k, v, causal=causal, **change(model, fmt, head_dim, gpu))
-        rows.append(dict(choice=choice, **distances(o, emulated, golden, fmt, base),
+        rows.append(dict(choice=choice, **distances(o, emulated, fmt, *truth),
                          lse_difference=(lse.double() - S.logsumexp(-1)).abs().max().item()))  # fmt: skip
     return rows
 
@@ -149,17 +134,16 @@ def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: 
         ValueError: there is no such call.
     """
     fmt, settings = Format.of(fmt), lookup("call", call, CALLS)
-    q, k, v = draw_in_format(fmt, distribution, seed, (1, *settings.shape, head_dim), (1, *settings.kv_shape, head_dim))
+    shapes = (1, *settings.shape, head_dim), (1, *settings.kv_shape, head_dim)
+    (q, k, v), *truth = problem(fmt, distribution, seed, *shapes, **settings.options)
     o, _ = _forward(q, k, v, gpu=gpu, splits=settings.splits, **settings.options)
-    golden = kernels.golden(q, k, v, inputs=fmt, **settings.options)
-    base = deviation(stored(fmt, q, k, v, **settings.options), golden).max
     causal = settings.options.get("causal", False)
     split = settings.splits > 1
     model = fa2_splitkv(fmt, head_dim, settings.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
     model = with_own_exp2(model, gpu)
     if "softcap" in settings.options:  # tiled caps no scores that are not scaled yet
-        model |= dict(algorithm=_scaled_first(model["algorithm"]))
-    return [distances(o, kernels.tiled(q, k, v, **model, **settings.options), golden, fmt, base)]
+        model = _with(model, **SCALED_FIRST)
+    return [distances(o, kernels.tiled(q, k, v, **model, **settings.options), fmt, *truth)]
 
 
 def gradients(
@@ -177,7 +161,7 @@ def gradients(
         emulator's; by_order, the share of elements whose bits differ between the two orders of blocks.
     """
     fmt = Format.of(fmt)
-    q, k, v = draw_in_format(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
+    (q, k, v), *_ = problem(fmt, distribution, seed, (1, heads, n, head_dim), causal=causal)
     dO = round_to(draw("normal", seed + 1000, (1, heads, n, head_dim))[0], fmt).to(fmt.dtype)
     o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
     call = dO, (q, k, v), (o, lse), Options(causal)
@@ -219,25 +203,19 @@ def flash_attention_4(
         where the project takes a kernel of two blocks together, which is not modelled.
     """
     fmt = Format.of(fmt)
-    q, k, v = draw_in_format(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
+    (q, k, v), *truth = problem(fmt, distribution, seed, (1, heads, n, head_dim), causal=causal)
     try:
         o = fa4(q, k, v, causal, None, gpu=gpu)
     except NotImplementedError:
         return []
-    golden = kernels.golden(q, k, v, inputs=fmt, causal=causal)
-    base = deviation(stored(fmt, q, k, v, causal=causal), golden).max
     described = MODELS[gpu]
     model = with_own_exp2(described(fmt, head_dim, gpu, causal=causal), gpu)
-    algorithm = Algorithm.of(model["algorithm"])
-    choices: dict[str, dict[str, Any]] = dict(
-        model=model,
-        exact=described(fmt, head_dim, causal=causal) | dict(algorithm=algorithm),
-        exact_exp2=model | dict(algorithm=replace(algorithm, exp2=torch.exp2)),
-    )
+    exact = described(fmt, head_dim, causal=causal) | dict(algorithm=model["algorithm"])
+    choices = dict(model=model, exact=exact, exact_exp2=_with(model, exp2=torch.exp2))
     if gpu == "B200":
-        choices |= dict(rescaled=model | dict(algorithm=replace(algorithm, threshold=0)))
+        choices |= dict(rescaled=_with(model, threshold=0))
     return [
-        dict(choice=key, **distances(o, kernels.tiled(q, k, v, causal=causal, **arguments), golden, fmt, base))
+        dict(choice=key, **distances(o, kernels.tiled(q, k, v, causal=causal, **arguments), fmt, *truth))
         for key, arguments in choices.items()
     ]
 
@@ -250,24 +228,23 @@ def with_own_exp2(model: dict, gpu: str) -> dict:
     def exp2(y: Tensor) -> Tensor:
         return torch.from_numpy(special_unit.ex2(y.float().numpy())).double()
 
-    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), exp2=exp2))
+    return _with(model, exp2=exp2)
 
 
-def draw_in_format(fmt: Format, distribution: str, seed: int, shape, kv_shape) -> list[Tensor]:
-    """Draw Q of `shape`, K and V of `kv_shape`, on the grid and in the dtype of a format."""
-    return [round_to(x, fmt).to(fmt.dtype) for x in draw(distribution, seed, shape, kv_shape)]
+def problem(fmt: Format, distribution: str, seed: int, shape, kv_shape=None, **options):
+    """Q of `shape`, K and V of `kv_shape`, in a format; the golden value; Baseline's largest error."""
+    q, k, v = (round_to(x, fmt).to(fmt.dtype) for x in draw(distribution, seed, shape, kv_shape))
+    golden = kernels.golden(q, k, v, inputs=fmt, **options)
+    tensors = (x.double() for x in (q, k, v))
+    baseline = kernels.reference(*tensors, precision=Precision.materialized(fmt), **options)
+    return (q, k, v), golden, deviation(baseline, golden).max
 
 
 def _forward(q, k, v, gpu, splits=1, **options):
     return forward(q, k, v, Options(**options), gpu=gpu, splits=splits)
 
 
-def stored(fmt, q, k, v, **options):
-    tensors = (x.double() for x in (q, k, v))
-    return kernels.reference(*tensors, precision=Precision.materialized(fmt), **options)
-
-
-def distances(o: Tensor, emulated: Tensor, golden: Tensor, fmt: Format, base: float) -> dict:
+def distances(o: Tensor, emulated: Tensor, fmt: Format, golden: Tensor, base: float) -> dict:
     difference = (o.double() - emulated.double()).abs()
     return dict(
         different=(difference > 0).double().mean().item(), ulps=(difference / fmt.ulp(golden)).max().item(),
@@ -310,11 +287,8 @@ def main():
         with workers(given.processes) as pool:
             table = sweep(cell, grid, cache=build() / "original", executor=pool)
         if name == "flash_attention_4":
-            package, of, compiler = (
-                FLASH_ATTN_4,
-                "wheel",
-                {dist: installed(dist) for dist in MODELLED["fa4_hopper"].needs},
-            )
+            package, of = FLASH_ATTN_4, "wheel"
+            compiler = {dist: installed(dist) for dist in MODELLED["fa4_hopper"].needs}
         else:
             package, of, compiler = FLASH_ATTN, "source package", dict(nvcc=version(), arch="sm_80")
         about = dict(kernels=f"{package.name} {package.version}, its {of}", **compiler)

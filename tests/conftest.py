@@ -43,7 +43,7 @@ def running_kernel(name, **options):
 nbval.plugin.RunningKernel = running_kernel
 
 LONG = (
-    "test_make", "test_notebooks", "test_report", "test_unusual_kernels", "test_carry", "test_order_of_sums",
+    "test_make", "test_notebooks", "test_report", "test_unusual_kernels", "test_carry",
     "test_isolated_kernel",
 )  # fmt: skip
 

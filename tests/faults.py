@@ -160,13 +160,6 @@ def test_a_full_disk_is_an_error_with_its_path(victim, part, kib, tmp_path):
         subprocess.run(["umount", "--lazy", small], check=True)
 
 
-def damaged(whole, request):
-    """Copies of a file that are cut, a short one at every byte; then some with one random bit changed."""
-    yield from (whole[:length] for length in range(0, len(whole), 1 + len(whole) // 250))
-    for bit in random.Random(0).choices(range(8 * len(whole)), k=max(10, request.config.getoption("kills") // 2)):
-        yield whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :]
-
-
 if __name__ == "__main__":  # the sweep: processes, cache, table
     with workers(int(sys.argv[1])) as pool:
         table = sweep(cell, dict(i=range(60)), cache=sys.argv[2], executor=pool)

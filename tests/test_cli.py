@@ -15,43 +15,18 @@ from fa_lib.execution.paths import NOTEBOOKS, ROOT
 pytestmark = pytest.mark.slow
 
 
-def command(*words, cwd=ROOT, **env):
-    """`fa-lib` in a process of its own."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1", "COLUMNS": "120"} | env
-    return subprocess.run(
-        [sys.executable, "-m", "fa_lib", *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env
-    )
-
-
 def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
-    """They are looked for behind all that is installed; in the processes where their own code runs, in front."""
+    """They are looked for behind all that is installed; in the process where their own code runs, in front."""
     for name in ("token", "yaml", "jinja2", "html"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
     (tmp_path / "mine.py").write_text("import beside\n\ndef attention(q, k, v):\n    return beside.f(q, k, v)")
-    (tmp_path / "model.py").write_text(
-        "import mine\n\ndef run():\n    import torch\n    mine.attention(*torch.randn(3, 1, 1, 8, 4))"
-    )
     (tmp_path / "beside.py").write_text("from torch.nn.functional import scaled_dot_product_attention as f")
     program = [sys.executable, "-P", "-c", "from fa_lib.commands.cli import main; main()"]  # as the installed command
     env = os.environ | dict(PYTHONPATH=str(ROOT), TQDM_DISABLE="1")
-    kernel = ["check", "kernel", "mine:attention", "--check", "strides"]
-    for words in (["dev", "claims"], kernel, ["check", "model", "model:run"], ["dev", "figures", "none"]):
+    for words in (["check", "kernel", "mine:attention", "--check", "strides"], ["dev", "figures", "none"]):
         done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, env=env)
         assert "the wrong one" not in done.stdout + done.stderr and done.returncode == 2 * ("none" in words)
     assert reader_modules.path()[: len(reader_modules._FOLDERS)] == reader_modules._FOLDERS[::-1]
-
-
-DEVELOPERS = ("figures", "publish", "claims", "train", "study", "gallery", "bench")
-PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("shrink",), ("compare",),
-         ("dev",), *(("dev", name) for name in DEVELOPERS)]  # fmt: skip
-
-
-@pytest.mark.parametrize("words", PAGES, ids=" ".join)
-def test_every_command_has_a_page_of_help(words):
-    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, [*words, "--help"], prog_name="fa-lib")
-    assert done.exit_code == 0 and "Usage: fa-lib" in done.stdout and len(done.stdout.splitlines()) > 8
-    if words in ((), ("check",)):
-        assert "Exit codes: 0" in done.stdout
 
 
 def test_the_ledger_of_one_paper():

@@ -4,7 +4,6 @@ gives stand: in a paragraph that has these words. The sentence around them is fr
 import contextlib
 import io
 import re
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,25 +14,19 @@ from scipy.stats import binomtest
 from attention_check.judge.findings import Verdict
 from benchmarks.mutations import __main__ as mutations
 from benchmarks.pretrained import DRAWN
-from fa_lib import BF16, FP32, Precision, Tiling, deviation, theory
-from fa_lib.execution import claims, ledger
+from fa_lib import BF16, Precision, theory
+from fa_lib.execution import ledger
 from fa_lib.execution.paths import RECORDED, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of
-from fa_lib.kernels import tiled
-from fa_lib.kernels.rule import ALLOWED, Case, exact
 from fa_lib.kernels.shipped import torch_cpu
 from fa_lib.numerics.confidence import interval
 from fa_lib.theory.law import expected
 from fa_lib.training import campaign
-from fa_lib.training.distances import LOW_PRECISION, MEASURES, by_measure
-from fa_lib.training.growth import geometric
 
 H100 = RECORDED / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
 GALLERY = ROOT / "data" / "gallery"
-CLAIMS, FINDINGS, TRAINING, BACKWARD = (
-    f"docs/paper/{name}.md" for name in ("claims", "findings", "training", "backward")
-)
-LAW, MACHINE = "docs/law/theory.md", "docs/gpu/machine.md"
+CLAIMS, FINDINGS, BACKWARD = (f"docs/paper/{name}.md" for name in ("claims", "findings", "backward"))
+LAW = "docs/law/theory.md"
 PLACES = []
 
 
@@ -168,58 +161,6 @@ def of_the_weights():
     return [spread(ratio("main", "flash", "perturb", "relative_wasserstein"))]
 
 
-@stands(CLAIMS, "2 to 5 times less than")
-def of_the_measures_of_fp16():
-    ratios = by_measure(differences())
-    first = ratio("first_recipe", "fp16", "flash", "wasserstein")
-    return [spread(geometric(ratios.loc[name, "fp16"])) for name in ("max", "wasserstein_by_size")] + [spread(first)]
-
-
-@stands(TRAINING, "by tensor size")
-def of_all_measures():
-    ratios = by_measure(differences())
-    return [
-        spread(geometric(ratios.loc[name, pair].dropna())) for name in MEASURES for pair in (*LOW_PRECISION, "flash")
-    ]
-
-
-def test_low_precision_is_reproduced_in_two_of_six_measures():
-    ratios, published = by_measure(differences()), claims.published().loc["fig8-low-precision"]
-    assert [
-        (measure, pair)
-        for measure in MEASURES
-        for pair in LOW_PRECISION
-        if claims.verdict(
-            ratios.loc[measure, pair].dropna(), published.low, published.high, published.average, published.open
-        )
-        == "reproduced"
-    ] == [("wasserstein_by_size", "fp16"), ("max", "fp16")]
-    assert campaign.recorded_tables()["runs"].status.eq("done").all()  # "no run diverged"
-
-
-@stands(TRAINING, "SGD")
-def of_sgd():
-    runs = campaign.recorded_tables()["runs"].groupby(["part", "arm"]).loss.mean()
-    flash, nudge = ratio("sgd", "flash", "perturb"), ratio("sgd", "perturb_1e-3", "perturb")
-    assert not all(abs(x - 1) <= campaign.MARGIN for x in flash[1:])  # "not shown to be within 10 %"
-    return [spread(flash), spread(nudge), *(f"{runs[part, 'baseline']:.2f}" for part in ("sgd", "main"))]
-
-
-@stands(TRAINING, "order")
-def of_other_orders_of_the_keys():
-    orders = [ratio(None, pair, "flash") for pair in ("reversed_keys", "shuffled_keys", "shuffled_again")]
-    assert all(abs(x - 1) <= campaign.MARGIN for order in orders for x in order[1:])
-    return [spread(order) for order in orders]
-
-
-@stands(TRAINING, "FP32")
-def of_fp32():
-    nudge = "perturb_fp32_1e-8"
-    found = [ratio("fp32", "flash_fp32", "perturb_fp32"), ratio("fp32", "reversed_keys_fp32", "flash_fp32")]
-    found += [ratio(None, "flash_fp32", nudge, step=step) for step in (200, 250, 300)]
-    return [spread(x) for x in [*found, ratio(None, "reversed_keys_fp32", nudge)]]
-
-
 @stands("docs/threats.md", "A judge knows its own mutants")
 @stands("docs/reference/mutants.md", "fails all")
 def of_the_judge_at_first_sight():
@@ -261,35 +202,6 @@ def of_dq(path):
 @stands(BACKWARD, "dQ beyond 3 times")
 def of_dq_on_both():
     return of_dq(H100) + of_dq(RESULTS)
-
-
-@stands("README.md", "FlashAttention 1 to 4")
-def of_the_largest_dq():
-    return of_dq(H100)[2:3]
-
-
-@stands("docs/gpu/recorded.md", "23 of 48")
-def of_dq_on_the_h100():
-    return [of_dq(H100)[0], of_dq(H100)[2]]
-
-
-@stands(BACKWARD, "Is that the cause?")
-def of_an_fp32_o_in_delta():
-    """By the emulation, at the calls that the H100 ran."""
-
-    def wide(q, k, v, **options):
-        precision = replace(Precision.kernel(q.dtype), output=FP32)
-        x = (t.float() for t in (q, k, v))
-        return tiled(*x, tiling=Tiling(64, 64), precision=precision, **options).to(q.dtype)
-
-    table, times = pd.read_csv(H100 / "01_kernels.rule.csv"), []
-    for call in table.query("kernel == 'as_shipped' and distribution == 'uniform' and tensor == 'dq'").itertuples():
-        case = Case(call.shape, call.head_dim, call.distribution, call.fmt, call.seed)
-        truth = exact(case)
-        baseline = dict(zip(ALLOWED, truth["baseline"].tolist()))["dq"]
-        times.append(deviation(case.results(wide)["dq"], truth["dq"]).max / baseline)
-    assert max(times) <= ALLOWED["dq"]
-    return [f"{len(times)}", f"{np.median(times):.2f}", f"{max(times):.2f}"]
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import EXACT, PAIRWISE, SEQUENTIAL
-from fa_lib.numerics.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to, truncated
+from fa_lib.numerics.formats import BF16, E4M3, FP16, FP32, FP64, round_to, truncated
 from fa_lib.numerics.metrics import deviation
-from fa_lib.numerics.tensor_cores import E8M13, UNITS, TensorCore
+from fa_lib.numerics.tensor_cores import UNITS, TensorCore
 
 PLAIN = [core for core in UNITS if type(core) is TensorCore]  # tests/test_scaled_dots.py has those with block scales
-CORES = [*PLAIN, TensorCore.of("H100", FP16, result=FP16), TensorCore.of("H100", E4M3, two_level=4)]
+CORES = [*PLAIN, TensorCore.of("H100", FP16, result=FP16), TensorCore.of("H100", E4M3, two_level=2)]
 
 
 def name(core):
@@ -82,9 +82,9 @@ def drawn(core, n, k, seed, wide):
 
 
 @pytest.mark.parametrize("core", CORES, ids=name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), wide=st.integers(0, 20), k=st.integers(1, 70))
-def test_a_tensor_core_is_its_rule_in_whole_numbers(core, seed, wide, k):  # 100 dot products each: 80,000 in all
+def test_a_tensor_core_is_its_rule_in_whole_numbers(core, seed, wide, k):  # 100 dot products each: 40,000 in all
     a, b, c = drawn(core, 100, k, seed, wide)
     due = [in_integers(core, *row) for row in zip(a.tolist(), b.tolist(), c.tolist())]
     assert core(a, b, c).tolist() == due
@@ -135,45 +135,6 @@ def by(core, products, c=0.0):
     return core(padded(xs, k), padded(ys, k), torch.tensor(c, dtype=torch.float64)).item()
 
 
-WIDE = [core for core in UNITS if core.inputs in (FP16, BF16, TF32) and core.block >= 4]
-U = 2.0**-23  # FP32's ulp of 1
-
-
-@pytest.mark.parametrize("core", WIDE, ids=name)
-def test_terms_are_truncated_below_f_bits_and_the_sum_towards_zero(core):
-    half = 2.0 ** -(core.F // 2)
-    last = (half, 2.0**-core.F / half)  # of the bits that are kept; a product, since FP16 has no such number
-    lost = (half, 2.0 ** -(core.F + 1) / half)
-    three = core.F - 23  # so many doublings make FP32's last bit of the last one that is kept
-    cases = {
-        "an exact sum": ([(1.5, 2.0), (-0.5, 3.0)], 4.0, 5.5),
-        "nothing": ([], 0.0, 0.0), "c alone": ([], -1 - U, -1 - U), "zeros and c": ([(0.0, 5.0)] * 3, 3.0, 3.0),
-        "what is below the last bit is dropped": ([lost] * 3, 1.0, 1.0),
-        "of either sign": ([(-lost[0], lost[1])] * 3, -1.0, -1.0),
-        "and of the other sign as well: toward zero, not down": ([(-lost[0], lost[1])] * 3, 1.0, 1.0),
-        "a zero aligns nothing": ([(0.0, 2.0**10), last], 0.0, 2.0**-core.F),
-        "terms that cancel still align": ([(1.0, 1.0), (-1.0, 1.0), lost], 0.0, 0.0),
-        "and the last bit stays then": ([(1.0, 1.0), (-1.0, 1.0), last], 0.0, 2.0**-core.F),
-        "c aligns as well": ([lost], 1.0, 1.0), "c is truncated as well": ([(1.0, 1.0)], 2.0**-30, 1.0),
-        "the sum is rounded toward zero": ([(1.0, 1.0), (2.0**-10, 2.0**-13), (2.0**-12, 2.0**-12)][: 2 + three], 0.0,
-                                           1 + U),
-        "so is a negative one": ([(-1.0, 1.0), (-(2.0**-10), 2.0**-13), (-(2.0**-12), 2.0**-12)][: 2 + three], 0.0,
-                                 -1 - U),
-    }  # fmt: skip
-    for what, (products, c, due) in cases.items():
-        assert by(core, products, c) == due, what
-    many = [last] * 2**three  # they add up to FP32's last bit of 1
-    if len(many) < core.block:
-        assert by(core, [(1.0, 1.0), *many]) == 1 + U
-    if 2 * len(many) < core.block:  # 2.25 has the exponent of 1.5 * 1.5, which is 0: a bit more stays than of 2
-        assert by(core, [(1.5, 1.5), *many, *many]) == 2.25 + 2 * U
-        assert by(core, [(2.0, 1.0), *many, *many]) == 2.0
-    block = [(0.0, 0.0)] * (core.block - 1)
-    assert by(core, [(1.0, 1.0), *block, *many]) == 1 + U  # the next block, with the first one's sum as its c
-    assert by(core, [(1.0, 1.0), *block, *[last] * (2**three - 1)]) == 1.0  # lost in each block
-    assert by(core, [*many, *block, (1.0, 1.0)]) == 1 + U  # the small ones first
-
-
 def test_a_sum_that_overflowed_meets_the_opposite_infinity_of_a_later_block():
     """As on a GPU, and in mmasim (tests/gpu): blocks are added one after the other."""
     core = TensorCore.of("A100", FP16, result=FP16)
@@ -193,35 +154,6 @@ def test_infinity_and_nan_go_through(x, due):
     assert by(core, [(2.0**64, 2.0**40)], c=largest) == math.inf  # an ulp more
     assert by(core, [(2.0**40, 2.0**40)], c=largest) == largest
     assert by(core, [(2.0**64, 2.0**64), *[(0.0, 0.0)] * 7, (-(2.0**64), 2.0**64)]) == math.inf  # it stays
-
-
-def test_subnormals_align_as_their_exponent_field_says():
-    core, tiny = TensorCore.of("H100", FP16), 2.0**-24  # FP16's smallest number: its field says 2**-14
-    assert by(core, [(tiny, 1.0)]) == tiny and by(core, [(tiny, tiny)]) == 2.0**-48
-    assert by(core, [(tiny, 1.0)], c=2.0**-39) == tiny + 2.0**-39  # F = 25 bits below 2**-14
-    assert by(core, [(tiny, 1.0)], c=2.0**-40) == tiny
-    assert by(core, [(2.0**-14, 2.0**-10)], c=2.0**-40) == tiny + 2.0**-40  # the same product of normal numbers
-    assert by(TensorCore.of("H100", BF16), [(2.0**-75, 2.0**-75)]) == 0.0  # below FP32's smallest
-    assert by(TensorCore.of("H100", BF16), [(2.0**-75, 2.0**-74)]) == 2.0**-149
-
-
-def test_fp8_sums_have_13_bits_and_two_levels_mend_them():
-    core = TensorCore.of("H100", E4M3)
-    assert core.result == E8M13 and by(core, [(1.0, 1.0), (2.0**-6, 2.0**-7)]) == 1 + 2.0**-13
-    assert by(core, [(1.0, 1.0), (2.0**-7, 2.0**-7)]) == 1.0
-    assert by(core, [(1.0, 1.0), *[(2.0**-7, 2.0**-7)] * 30]) == 1.0
-    block = [(1.0, 1.0), *[(0.0, 0.0)] * 31]
-    sums = [*block * 4, *[(2.0**-6, 2.0**-6), *[(0.0, 0.0)] * 31] * 4]
-    assert by(core, sums) == 4.0  # 2**-12 is less than a bit of 4
-    assert by(TensorCore.of("H100", E4M3, two_level=4), sums) == 4.0 + 4 * 2.0**-12
-    assert by(TensorCore.of("H100", E4M3, two_level=4), sums, c=2.0**-20) == 4.0 + 4 * 2.0**-12 + 2.0**-20
-    assert by(TensorCore.of("B200", E4M3), [(1.0, 1.0), (2.0**-7, 2.0**-7)]) == 1 + 2.0**-14
-
-
-def test_an_fp16_result_is_rounded_to_nearest():
-    core, ulp = TensorCore.of("A100", FP16, result=FP16), 2.0**-10
-    assert by(core, [(1.0, 1.0), (0.75, ulp)]) == 1 + ulp and by(core, [(1.0, 1.0), (0.5, ulp)]) == 1.0
-    assert by(core, [(1.0, 1.0), (1.5, ulp)]) == 1 + 2 * ulp and by(core, [(256.0, 255.96875), (32.0, 1.0)]) == math.inf
 
 
 def test_sums_in_order_round_every_step():
@@ -250,33 +182,6 @@ def test_wrong_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=told):
             call()
-
-
-def test_fa2_on_a_hopper_is_a_straight_line_of_its_steps():
-    """FlashAttention-2's CUDA source, line by line for one head, with an H100's matrix unit."""
-    n, d, block, core = 300, 64, 128, TensorCore.of("H100", BF16)
-    q, k, v = (x.to(torch.bfloat16) for x in draw("normal", 3, (1, 1, n, d)))
-    Q, K, V = (x[0, 0].double() for x in (q, k, v))
-    c = FP32(torch.tensor(d**-0.5 / math.log(2), dtype=torch.float64))
-    m, l, O = (
-        torch.full((n, 1), -math.inf, dtype=torch.float64),
-        torch.zeros(n, 1, dtype=torch.float64),
-        torch.zeros_like(Q),
-    )
-    for j in reversed(range(0, n, block)):
-        S = torch.stack([core(Q, key) for key in K[j : j + block]], -1)
-        new = torch.maximum(m, S.amax(-1, keepdim=True))
-        P = FP32(torch.exp2(FP32(S * c - FP32(new * c))))
-        a = FP32(torch.exp2(FP32((m - new) * c)))
-        l = FP32(FP32(a * l) + FP32(P.sum(-1, keepdim=True)))
-        O = FP32(O * a)
-        O = torch.stack([core(BF16(P), column, O[:, i]) for i, column in enumerate(V[j : j + block].mT)], -1)
-        m = new
-    due = BF16(FP32(O * FP32(1 / l)))
-    found = tiled(q, k, v, **shipped.fa2_cuda(BF16, d, unit="H100"))[0, 0].double()
-    assert (found == due).double().mean() >= 0.99
-    other = tiled(q, k, v, **shipped.fa2_cuda(BF16, d))[0, 0].double()
-    assert 0.3 < (other == due).double().mean() < 1  # an exact sum is another one, and no other attention
 
 
 @pytest.mark.parametrize("products", [TensorCore.of("A100", BF16), SEQUENTIAL(FP32), PAIRWISE(FP32)], ids=name)

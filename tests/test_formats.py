@@ -125,11 +125,6 @@ def test_stochastic_rounding_is_unbiased():
         assert stats.binomtest(up, trials, fraction).pvalue > 1e-6 / 20
 
 
-def test_what_the_format_holds_stays_under_stochastic_rounding():
-    x = torch.from_numpy(all_values(BF16))
-    assert (bits(round_to(x, BF16, "stochastic").numpy()) == bits(x.numpy())).all()
-
-
 @pytest.mark.parametrize("fmt", ORACLE, ids=str)
 @pytest.mark.parametrize("mode", ["nearest", "toward_zero", "stochastic"])
 def test_the_torch_path_of_other_devices_is_the_same(fmt, mode):
@@ -137,20 +132,6 @@ def test_the_torch_path_of_other_devices_is_the_same(fmt, mode):
     draw = torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(7))
     other = _round_torch(x, draw, fmt, mode)
     assert (bits(round_to(x, fmt, mode, torch.Generator().manual_seed(7)).numpy()) == bits(other.numpy())).all()
-
-
-def test_does_not_go_through_float32():
-    x = torch.tensor(1 + 2.0**-8 + 2.0**-40, dtype=torch.float64)
-    assert x.bfloat16().item() == 1.0  # torch's own cast
-    assert round_to(x, BF16).item() == 1.0078125
-
-
-def test_float32_is_numpys():
-    x = np.concatenate([random_bits(200_000, 8), near_the_range(FP32, 200_000, 9)])
-    with np.errstate(all="ignore"):
-        assert (
-            bits(round_to(torch.from_numpy(x), FP32).numpy()) == bits(x.astype(np.float32).astype(np.float64))
-        ).all()
 
 
 def test_large_and_strided_tensors():

@@ -1,26 +1,23 @@
 """A kernel named by its file, path/to/file.py:function, in every command that takes a kernel."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from fa_lib import kernels
+from fa_lib.commands.cli import app
 from fa_lib.execution import reader_modules
-from fa_lib.execution.paths import ROOT
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.kernel_ref import KernelRef
 
 pytestmark = pytest.mark.slow
 
 
-def command(*words, cwd):
-    """`fa-lib` in a process of its own, for which this checkout is on the path and no kernel is."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
-    return subprocess.run([sys.executable, "-m", "fa_lib", *words], cwd=cwd, capture_output=True, text=True, env=env)
+def command(*words):
+    return CliRunner().invoke(app, words, prog_name="fa-lib")
 
 
 def module(folder, name, text):
@@ -33,23 +30,30 @@ KERNEL = "import helper\ndef f(q, k, v, causal=False):\n    return helper.attend
 
 
 @pytest.fixture
-def kernel_file(tmp_path):
+def path(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(reader_modules, "_FOLDERS", [])
+
+
+@pytest.fixture
+def kernel_file(tmp_path, monkeypatch, path):
     """A folder that is not on any path, with a kernel in a file that imports another one of the folder."""
     module(tmp_path / "its", "helper.py", HELPER)
     module(tmp_path / "its", "mine.py", KERNEL)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_kernel_in_a_file_runs_with_its_folder_on_the_path_of_its_own_process(kernel_file):
     module(kernel_file / "its", "no.py", "import helper\ndef f(q, k, v):\n    raise ValueError(helper.__name__)\n")
-    done = command("check", "kernel", "its/no.py:f", "--quick", "--exit-code", "--out", "made", cwd=kernel_file)
-    assert done.returncode == 1 and done.stdout.startswith("no:f fails"), done.stderr
+    done = command("check", "kernel", "its/no.py:f", "--quick", "--exit-code", "--out", "made")
+    assert done.exit_code == 1 and done.stdout.startswith("no:f fails"), done.stderr
     assert "raises ValueError: helper" in done.stdout and (kernel_file / "made" / "no_f.html").exists()
 
 
 def test_a_kernel_in_a_file_is_compared(kernel_file):
-    done = command("compare", "its/mine.py:f", "flash", "--n", "64", cwd=kernel_file)
-    assert done.returncode == 0 and done.stdout.startswith("A is mine:f, B is flash."), done.stderr
+    done = command("compare", "its/mine.py:f", "flash", "--n", "64")
+    assert done.exit_code == 0 and done.stdout.startswith("A is mine:f, B is flash."), done.stderr
 
 
 def test_a_kernel_in_a_file_is_shrunk(kernel_file):
@@ -58,18 +62,12 @@ def test_a_kernel_in_a_file_is_shrunk(kernel_file):
         kernel_file / "c.safetensors",
     )
     module(kernel_file / "its", "wrong.py", KERNEL + "    \ndef g(q, k, v):\n    return 2 * f(q, k, v)\n")
-    done = command("shrink", "c.safetensors", "--kernel", "its/wrong.py:g", cwd=kernel_file)
-    assert done.returncode == 0 and "The error of wrong:g" in done.stdout, done.stderr
+    done = command("shrink", "c.safetensors", "--kernel", "its/wrong.py:g")
+    assert done.exit_code == 0 and "The error of wrong:g" in done.stdout, done.stderr
     assert "wrong:g" in (kernel_file / "test_g.py").read_text()
 
 
-@pytest.fixture
-def path(monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(reader_modules, "_FOLDERS", [])
-
-
-def test_python_takes_a_kernel_by_its_file_as_the_command_line_does(kernel_file, path):
+def test_python_takes_a_kernel_by_its_file_as_the_command_line_does(kernel_file):
     named = f"{kernel_file}/its/by_name.py:f"
     module(kernel_file / "its", "by_name.py", "def f(q, k, v):\n    return q\n")
     fn = kernels.get(named)
@@ -84,7 +82,7 @@ def test_python_takes_a_kernel_by_its_file_as_the_command_line_does(kernel_file,
         assert found(None, None, None) == "A100"
 
 
-def test_a_file_is_the_module_that_it_is(kernel_file, path):
+def test_a_file_is_the_module_that_it_is(kernel_file):
     assert module_name("flash") == "flash" and module_name("a.b:f") == "a.b:f"
     assert module_name(f"{kernel_file}/its/mine.py:f@bshd") == "mine:f@bshd"
     assert reader_modules.path()[0] == f"{kernel_file}/its"
@@ -108,7 +106,7 @@ def test_a_file_is_the_module_that_it_is(kernel_file, path):
         ("other/mine.py:f", r"another module mine, .*its/mine\.py: "),
     ],
 )
-def test_a_file_that_would_be_another_module_is_refused(kernel_file, path, name, message):
+def test_a_file_that_would_be_another_module_is_refused(kernel_file, name, message):
     for each in ("a-b.py", "random.py", "sys.py"):
         module(kernel_file / "its", each, KERNEL)
     module(kernel_file / "other", "mine.py", KERNEL)

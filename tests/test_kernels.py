@@ -112,7 +112,7 @@ def test_golden_is_attention_as_anybody_would_write_it(problem):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems(), st.integers(1, 80), st.sampled_from(["fa1", "fa2"]), st.integers(1, 50), st.integers(1, 9))
 def test_b_r_is_inert_bit_for_bit(problem, block_kv, algorithm, block_q, rows):
     """Neither the B_r that is asked for nor the rows really worked on at once can change a bit in 16-bit formats."""
@@ -160,16 +160,6 @@ def test_output_lies_on_the_output_formats_grid(problem, block_kv):
         assert torch.equal(o, round_to(o, E4M3)) and o.isfinite().all()
 
 
-def test_a_row_that_sees_no_key_is_zero():
-    q, k, v = draw("normal", 0, (1, 2, 9, 8), (1, 2, 5, 8))
-    for o in (
-        reference(q, k, v, precision=EXACT, causal=True),
-        tiled(q, k, v, tiling=Tiling(4, 2), precision=Precision.uniform(BF16), algorithm="fa1", causal=True),
-        tiled(q, k, v, tiling=Tiling(4, 2), precision=Precision.uniform(BF16), algorithm="fa2", causal=True),
-    ):
-        assert (o[:, :, :4] == 0).all() and (o[:, :, 4:] != 0).any()
-
-
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": torch.ones(8, 8, dtype=torch.bool)}], ids=str)
 def test_nan_and_overflow_are_never_dropped(options, algorithm):
@@ -210,25 +200,6 @@ def test_rescales_counts_what_raises_the_maximum():
     count = rescales(q, keys, tiling=Tiling(1, 2), precision=EXACT, scale=1.0)
     assert count.tolist() == [2, 1]  # maxima of the tiles: 3, 2.5, 4, 5 and -1, -2, 0, -5
     assert rescales(q, keys, tiling=Tiling(1, 7), precision=EXACT).tolist() == [0, 0]
-
-
-def test_presets():
-    assert Precision.materialized(FP64) == Precision.kernel(FP64) == EXACT
-    assert Precision.kernel(BF16) == replace(Precision.materialized(BF16), scores=FP32)
-    assert Precision.uniform("bfloat16").probs is BF16
-    with pytest.raises(ValueError, match="format"):
-        replace(EXACT, row_sum="half-ish")
-
-
-@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-def test_torchs_flash_kernel_is_no_further_from_golden_than_twice_baseline(fmt, causal):
-    q, k, v = (round_to(x, fmt) for x in draw("normal", 3, (2, 4, 97, 32), (2, 2, 130, 32)))
-    exact = golden(q, k, v, inputs=FP64, causal=causal)
-    o = flash(*(x.to(fmt.dtype) for x in (q, k, v)), backend="torch", causal=causal)
-    baseline = reference(q, k, v, precision=Precision.materialized(fmt), causal=causal)
-    assert o.dtype == fmt.dtype
-    assert deviation(o, exact).max <= 2 * deviation(baseline, exact, fmt).max
 
 
 @pytest.mark.parametrize("fmt", [FP32, FP64], ids=str)
@@ -382,7 +353,7 @@ import resource
 from fa_lib import BF16, Precision, Tiling, draw, kernels
 call = dict(tiling=Tiling(128, 512), precision=Precision.kernel(BF16))
 kernels.tiled(*draw("normal", 0, (1, 1, 1024, 64)), **call)
-q, k, v = draw("normal", 0, (1, 1, 16384, 64))
+q, k, v = draw("normal", 0, (1, 1, 8192, 64))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 kernels.tiled(q, k, v, **call)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
@@ -392,6 +363,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
 def test_memory_grows_with_the_tile_and_not_with_n_squared():
-    """One S of N = 16384 in float64 would be 2048 MB; the inputs, rounded, and the output are 8 MB each."""
+    """One S of N = 8192 in float64 would be 512 MB; the inputs, rounded, and the output are 4 MB each."""
     peak = subprocess.run([sys.executable, "-c", MEMORY], cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(peak.stdout) < 100

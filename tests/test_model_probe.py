@@ -341,16 +341,6 @@ def test_under_autocast_a_mask_that_is_added_is_rounded_too():
     assert (golden_rows(probe).rmse < golden_rows(probe).scale * BF16.unit_roundoff).all()
 
 
-def test_under_inference_mode_and_without_gradients_it_is_the_same():
-    model, tables = decoder(), []
-    for context in (torch.inference_mode, torch.no_grad):
-        with context(), Probe(["flash", "as_shipped"]) as probe:
-            model(IDS)
-        assert not probe.skipped
-        tables.append(probe.table)
-    assert tables[0].equals(tables[1])
-
-
 def test_calls_with_dropout_are_counted_and_not_compared():
     model = decoder(attention_dropout=0.25).train()
     plain = run(model, IDS)

@@ -1,5 +1,5 @@
 """`make figures`: what papermill runs, refuses, leaves behind, and when it runs again; notebooks side by side.
-tests/attacks/test_make.py kills them."""
+tests/attacks/test_make.py runs make, and kills them."""
 
 import json
 import os
@@ -17,7 +17,6 @@ from nbformat.v4 import new_code_cell, new_notebook
 from fa_lib.execution import results
 from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.notebooks import is_fresh, of_scale, outcome, parameters, run, run_all
-from fa_lib.execution.paths import ROOT
 
 pytestmark = pytest.mark.slow  # each starts a notebook's kernel
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
@@ -232,60 +231,6 @@ def test_what_is_up_to_date_starts_no_kernel(done, monkeypatch):
     assert said == ["01_a.ipynb is up to date", "03_c.ipynb is up to date"]
 
 
-def make(folder, *words):
-    return subprocess.run(
-        ["make", f"PYTHON={sys.executable}", "--no-print-directory", *words],
-        cwd=folder, capture_output=True, text=True, env={k: v for k, v in os.environ.items() if "MAKE" not in k},
-    )  # fmt: skip
-
-
-def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_path):
-    """In a copy of the repository at a small scale: all, then what was damaged; then they are published."""
-    for name in ("fa_lib", "notebooks", "data", "Makefile", "README.md", "pyproject.toml", ".gitignore"):
-        source = ROOT / name
-        ignored = shutil.ignore_patterns(".ipynb_checkpoints", "results", "0[0149]*", "0[5-8]*", "1*")
-        shutil.copytree(source, tmp_path / name, ignore=ignored) if source.is_dir() else shutil.copy(source, tmp_path)
-    scale = "02_precision: {n: 128, seeds: 2}\n03_golden_value: {n: 128, seeds: 2, lengths: [128]}\n"
-    (tmp_path / "notebooks/scales/paper.yaml").write_text(scale)
-    (tmp_path / "data/results").mkdir()
-    (tmp_path / "docs/paper").mkdir(parents=True)
-    shutil.copy(ROOT / "docs/paper/claims.md", tmp_path / "docs/paper")
-    subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a", shell=True,
-                   cwd=tmp_path, check=True)  # fmt: skip
-    first = make(tmp_path, "figures", "JOBS=2")
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.count(f"figures are in {tmp_path}/build/figures") == 1
-    assert first.stdout.count("(1 of 2)") == first.stdout.count("(2 of 2)") == 1 and "IPKernelApp" not in first.stderr
-    figures = sorted(p.name for p in (tmp_path / "build/figures").iterdir())
-    assert figures == [f"{n}.{s}" for n in ("figure3_precision", "figure4_golden_value") for s in ("png", "svg")]
-    status = ["git", "status", "--porcelain"]
-    assert subprocess.run(status, cwd=tmp_path, capture_output=True, text=True).stdout == ""
-    readme = (tmp_path / "README.md").read_text()
-    (tmp_path / "README.md").write_text("changed")
-    refused = publish(tmp_path)
-    assert refused.returncode == 2 and "publish: not committed: README.md; accepted is a clean tree" in refused.stderr
-    assert not (tmp_path / "figures").exists() and not [*(tmp_path / "data/results").iterdir()]
-    (tmp_path / "README.md").write_text(readme)
-    (tmp_path / "data/ledger.csv").write_text("what publish writes itself is no reason")
-    (tmp_path / "build/data/results/03_golden_value.csv").write_text("")
-    published = make(tmp_path, "publish")
-    assert published.returncode == 0, published.stderr
-    assert "02_precision.ipynb is up to date" in published.stdout
-    assert "03_golden_value.ipynb at scale paper" in published.stdout
-    assert (tmp_path / "figures/figure3_precision.png").exists()
-    assert "N = 128" in (tmp_path / "data/ledger.csv").read_text()
-    page = (tmp_path / "docs/paper/claims.md").read_text()
-    (tmp_path / "build/figures/figure3_precision.png").unlink()
-    refused = publish(tmp_path)
-    assert refused.returncode == 2 and "02_precision.ipynb is not up to date" in refused.stderr
-    assert (tmp_path / "docs/paper/claims.md").read_text() == page
-
-
-def publish(folder):
-    words = [sys.executable, "-m", "fa_lib", "dev", "publish"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
-
-
 def test_what_is_published_names_a_commit_that_has_its_code(tmp_path, monkeypatch):
     """A run with changes that were committed afterwards; a commit that was amended; one that led here."""
     monkeypatch.setattr(results, "CHECKOUT", tmp_path)
@@ -312,9 +257,3 @@ def test_what_is_published_names_a_commit_that_has_its_code(tmp_path, monkeypatc
         record.write_text(json.dumps(dict(commit=before, seconds=1.0)))
         results.stamp(record)
         assert json.loads(record.read_text()) == dict(commit=after, seconds=1.0)
-
-
-def test_make_alone_prints_the_targets():
-    printed = make(ROOT).stdout
-    for target in ("figures", "publish", "test", "test-fast", "lab", "bench", "lint", "clean"):
-        assert f"\n{target} " in printed or printed.startswith(target)

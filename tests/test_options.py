@@ -9,14 +9,12 @@ import torch
 
 from fa_lib import BF16, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.experiments.newer_kernels import OPTIONS
-from fa_lib.experiments.validation import CHOICES
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import dynamic_maximum
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.polynomials import polynomial_exp
 from fa_lib.kernels.quantization_schemes import rotated
-from fa_lib.kernels.shipped import fa2_cuda
 from fa_lib.numerics.formats import stochastic
 
 EXACT = Precision.uniform(FP64)
@@ -96,34 +94,6 @@ def test_fa4_never_rescales_below_its_threshold():
     assert largest == [0, 1, 0, 1, 0, 1]
 
 
-def test_a_scale_in_the_exponent_is_flash_attention_2s_source_in_numpy():
-    """Tile after tile in FP32: S without its scale, exp2 of a fused multiply-add, O times 1 / l."""
-    q, k, v = (FP32(x) for x in draw("normal", 2, (1, 1, 5, 16), (1, 1, 64, 16)))
-    how = Algorithm(scale_in_exponent=True)
-    ours = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), algorithm=how, scale=0.3)[0, 0]
-    Q, K, V = (x[0, 0].numpy() for x in (q, k, v))
-    c, f = np.float64(np.float32(0.3 / math.log(2))), lambda x: x.astype(np.float32).astype(np.float64)
-    m, l, O = np.full((5, 1), -np.inf), np.zeros((5, 1)), np.zeros((5, 16))
-    for j in range(0, 64, 16):
-        S = f(Q @ K[j : j + 16].T)
-        new = np.maximum(m, S.max(1, keepdims=True))
-        P = f(np.exp2(f(S * c - f(new * c))))
-        a = f(np.exp2(f((m - new) * c)))
-        l, O, m = f(f(a * l) + f(P.sum(1, keepdims=True))), f(f(a * O) + f(P @ V[j : j + 16])), new
-    assert np.abs(ours.numpy() - f(O * f(1 / l))).max() <= np.spacing(np.float32(np.abs(ours.numpy()).max()))
-    assert (ours.numpy() == f(O * f(1 / l))).mean() > 0.95  # a sum may tip a tie
-    plain = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), scale=0.3)[0, 0]
-    assert (ours == plain).double().mean() < 0.7
-
-
-@pytest.mark.parametrize("key", CHOICES)
-def test_every_choice_of_figure_2_can_be_undone_in_the_model_of_cuda(key):
-    q, k, v = draw("normal", 2, (1, 1, 5, 64))
-    model = fa2_cuda("BF16", 64)
-    assert model["algorithm"].scale_in_exponent and model["algorithm"].reverse
-    assert kernels.tiled(q, k, v, **model | CHOICES[key][1](model, BF16)).isfinite().all()
-
-
 def test_a_scale_in_the_exponent_refuses_what_comes_between_scale_and_exponential():
     q, k, v = draw("normal", 2, (1, 1, 5, 16))
     given = dict(tiling=TILING, precision=EXACT, algorithm=Algorithm(scale_in_exponent=True))
@@ -132,21 +102,6 @@ def test_a_scale_in_the_exponent_refuses_what_comes_between_scale_and_exponentia
             kernels.tiled(q, k, v, **given, **options)
     with pytest.raises(ValueError, match=r"^scale_in_exponent: got True"):
         Algorithm("fa1", scale_in_exponent=True)
-
-
-def test_splits_are_merged_as_numpy_merges_them():
-    q, k, v = draw("normal", 1, (1, 1, 7, 16), (1, 1, 64, 16))
-    ours = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), algorithm=Algorithm(splits=4))
-    parts = [
-        (
-            kernels.golden(q, k[..., i : i + 16, :], v[..., i : i + 16, :], inputs=FP32)[0, 0].numpy(),
-            np.logaddexp.reduce((FP32(q) @ FP32(k[..., i : i + 16, :]).mT / 4)[0, 0].numpy(), axis=1),
-        )
-        for i in range(0, 64, 16)
-    ]
-    L = np.logaddexp.reduce([l for _, l in parts], axis=0)
-    merged = sum(np.exp(l - L)[:, None] * o for o, l in parts)
-    assert np.abs(ours[0, 0].numpy() - merged).max() < 8 * 2**-24 * np.abs(merged).max()
 
 
 @pytest.mark.parametrize("degree, relative", [(3, 8.77e-5), (4, 3.05e-6), (5, 1.44e-7)])

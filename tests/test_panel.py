@@ -9,11 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fa_lib import BF16, FP32, Precision, Tiling, deviation, draw, kernels
+from fa_lib import BF16, FP32, Precision, Tiling, deviation
 from fa_lib.experiments.comparison import STEPS, ExplorerSettings, compare, products_for
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.numerics.dots import SEQUENTIAL
-from fa_lib.numerics.tensor_cores import TensorCore
 from fa_lib.plots import explorer
 from fa_lib.plots.explorer import APART, explore, follow, in_numbers, message, read, verdict_html
 from fa_lib.plots.explorer_picture import PRECISIONS, png, setting_line
@@ -27,18 +25,6 @@ def with_steps(setting, **formats):
 
 def shown(box):
     return Image.open(io.BytesIO(box.picture.value)).text["Description"]
-
-
-def test_each_kernels_golden_value_takes_the_inputs_as_it_does():
-    setting = with_steps(replace(SMALL, causal=True), inputs=FP32)
-    q, k, v = draw("uniform", 0, (1, 1, 256, 64))
-    o = kernels.tiled(q, k, v, tiling=setting.tiling, precision=setting.precision, algorithm="fa1", causal=True)
-    base = kernels.reference(q, k, v, precision=Precision.materialized(BF16), causal=True)
-    found = compare(setting)
-    for key, out, inputs in (("flash", o, FP32), ("baseline", base, BF16)):
-        golden = kernels.golden(q, k, v, inputs=inputs, causal=True)
-        assert found.deviations[key] == deviation(out, golden, BF16)
-        assert torch.equal(found.errors[key], (out - golden)[0, 0])
 
 
 def test_what_the_notebook_says_to_try():
@@ -74,7 +60,7 @@ def test_presets_and_formats_take_the_steps_along():
 
 def test_the_menu_of_products_has_what_fits_the_formats_of_q_k_v_and_p():
     box = explore()
-    products = box.controls["products"]
+    box.controls["n"].value, products = 128, box.controls["products"]
     assert options(products) == ["exact", "wide", "narrow", "A100", "L40S", "H100", "H200", "B200"]
     products.value = "H100"
     box.controls["fmt"].value = "FP16"
@@ -87,25 +73,12 @@ def test_the_menu_of_products_has_what_fits_the_formats_of_q_k_v_and_p():
     assert set(products_for("FP32", "FP32")) == {"exact", "wide"}
 
 
-def test_products_are_those_of_the_menu_in_flash_and_in_baseline():
-    values = {name: control.value for name, control in explore().controls.items()} | dict(n=256)
-    found = {key: compare(read(values | dict(products=key))) for key in ("exact", "narrow", "H100")}
-    drawn = draw("uniform", 0, (1, 1, 256, 64))
-    for key, dot in (("narrow", SEQUENTIAL(BF16)), ("H100", TensorCore.of("H100", BF16))):
-        setting = read(values | dict(products=key))
-        assert setting.precision == replace(Precision.uniform(BF16), products=dot)
-        baseline = kernels.reference(*drawn, precision=replace(Precision.materialized(BF16), products=dot))
-        golden = kernels.golden(*drawn, inputs=BF16)
-        assert torch.equal(found[key].errors["baseline"], (baseline - golden)[0, 0])
-    assert found["exact"].times > 3 > 1 > found["narrow"].times  # Baseline's sums are as long as the sequence
-
-
 def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
     drawn = []
     monkeypatch.setattr(explorer, "png", lambda *given: drawn.append(given) or png(*given))
     box = explore()
     assert shown(box) == setting_line(ExplorerSettings())
-    others = dict(fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", n=128, head_dim=16)
+    others = dict(n=128, fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", head_dim=16)
     others |= dict(seed=5, causal=True, preset="as_shipped", sums="TF32", products="H100") | dict.fromkeys(
         reversed(STEPS), "E4M3"
     )
@@ -131,7 +104,7 @@ def options(control):
 def test_whatever_the_controls_say_is_drawn_without_a_warning():
     rng = np.random.default_rng(0)
     controls = explore().controls
-    for i in range(30):
+    for i in range(8):
         values = {name: rng.choice(options(control)).item() for name, control in controls.items()}
         values |= dict(n=128, causal=bool(values["causal"]))
         values |= dict.fromkeys(STEPS, values["fmt"]) if i % 2 else {}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -10,35 +11,19 @@ import pytest
 
 from fa_lib.execution.paths import ROOT
 
-SETTINGS = {  # others than those that the tests run under, each of another library
-    "least": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
-    "other": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"},
-}
-
-
-def run(*command, **settings):
-    return subprocess.run(
-        [sys.executable, *command], env=os.environ | settings, cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
-
-
-@pytest.fixture(scope="module")
-def digest_here():
-    return run("tests/digests.py").stdout
+OTHER = {  # than this process runs under: the least of each library, and two threads
+    "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2",
+}  # fmt: skip
+DIGESTS = ROOT / "tests" / "digests.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_emulated_bits_are_the_same(name, digest_here):
-    there = run("tests/digests.py", **SETTINGS[name])
+def test_emulated_bits_are_the_same_under_other_settings(capsys):
+    there = subprocess.run([sys.executable, DIGESTS], env=os.environ | OTHER, cwd=ROOT, capture_output=True, text=True)
     assert there.returncode == 0, there.stderr
-    assert there.stdout == digest_here and len(re.findall(r"\w{64}\n", there.stdout)) == 5
-
-
-def nbval(*paths, **settings):
-    return run(
-        "-m", "pytest", "--override-ini", "addopts=-q", "--nbval-lax", "-p", "no:cacheprovider", *paths, **settings
-    )
+    runpy.run_path(f"{DIGESTS}")
+    assert there.stdout == capsys.readouterr().out and len(re.findall(r"\w{64}\n", there.stdout)) == 5
 
 
 def test_committed_notebooks_can_fail():

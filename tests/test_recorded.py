@@ -2,20 +2,15 @@
 
 import matplotlib.pyplot as plt
 import nbformat
-import numpy as np
 import pandas as pd
 import pytest
 
-from attention_gallery.causes import explained
-from attention_gallery.commands import pages
-from attention_gallery.finds import FINDS
 from benchmarks.tables import save_table
 from fa_lib import sweep
 from fa_lib.execution import notebooks, results
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid
 from fa_lib.plots import microbenchmark as plots
-from fa_lib.plots.rule import ruled
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +32,6 @@ def named(figure):
 
 def caption(figure):
     return figure._supxlabel.get_text().replace("\n", " ")
-
-
-def title(ax):
-    """Of an axes, on whichever side the style puts it."""
-    return "".join(ax.get_title(loc=side) for side in ("left", "center", "right"))
 
 
 @pytest.fixture(autouse=True)
@@ -71,47 +61,6 @@ def test_what_other_devices_left_is_drawn_and_named(tmp_path):
     assert named(figure) == {"Some GPU": "*", "Tiny GPU": "P"} and marks(figure) > marks(alone)
     for device in recorded:
         assert f"{device} (N = 160" in caption(figure) and "2 seeds)" in caption(figure)
-
-
-def test_the_largest_of_the_shapes_of_other_devices_stands_over_the_rule(tmp_path):
-    rows = [
-        dict(distribution=d, kernel=kernel, tensor=tensor, ratio=(i + 1) * 0.37 + j)
-        for d in INPUTS for i, kernel in enumerate(("flash", "as_shipped", "every_step"))
-        for tensor in ("o", "dq") for j in range(3)
-    ]  # fmt: skip
-    here = pd.DataFrame(rows)
-    theirs = here.assign(ratio=1.91 * here.ratio).query("tensor == 'o'")
-    results.save(tmp_path / "Some_GPU", "01_kernels", {}, here, more=dict(rule=theirs))
-    figure = ruled(here, "Words.", results.recorded("01_kernels.rule"))
-    assert named(figure) == {"Some GPU": "*"} and "recorded on Some GPU" in caption(figure)
-    drawn = [y for ax in figure.axes for line in ax.lines if line.get_marker() == "*" for y in line.get_ydata()]
-    largest = theirs.groupby(["distribution", "kernel"]).ratio.max()
-    assert sorted(y for y in drawn if np.isfinite(y)) == pytest.approx(sorted(largest))
-
-
-def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
-    here = pd.read_csv(pages.TABLES / "verdicts.csv", keep_default_na=False, na_values=[""])
-    rows = [
-        dict(key="torch_cudnn", project="PyTorch", version="2.11.0", verdict="passes", times_1=0.83, times_16=0.87),
-        dict(
-            key="sageattention", project="SageAttention", version="1.0.6", verdict="fails", times_1=31.7, cause="error"
-        ),
-        dict(
-            key="xformers_default", project="xformers", version="", verdict="cannot_run", problem="raises ImportError"
-        ),
-    ]
-    results.save(tmp_path / "Some_GPU", pages.RECORDED, {}, pd.DataFrame(rows))
-    recorded = {"Some GPU": explained(results.recorded(pages.RECORDED)["Some GPU"], "Some GPU")}
-    proofs = {find: pd.read_csv(pages.TABLES / f"{find}.csv") for find in FINDS}
-    here = explained(here, "cpu")
-    figure = pages.drawn(here, proofs, recorded)["gallery_all"]
-    assert title(figure.axes[1]) == "Some GPU: 1 of 2 fail" and "Some GPU: recorded" in caption(figure)
-    assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [
-        "PyTorch: torch_cudnn", "SageAttention: sageattention",
-    ]  # fmt: skip
-    text = pages.index(here, recorded)
-    assert text.split("## Recorded on Some GPU")[0].rstrip() == pages.index(here).split("```{toctree}")[0].rstrip()
-    assert "| SageAttention: sageattention | 1.0.6 |" in text and "| cannot run here | raises ImportError |" in text
 
 
 DRAWING = sorted([*NOTEBOOKS.glob("0[1-578]_*.ipynb"), *NOTEBOOKS.glob("tutorials/14_*.ipynb")])

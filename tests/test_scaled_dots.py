@@ -15,7 +15,6 @@ from fa_lib.numerics.tensor_cores import UNITS, ScaledCore, TensorCore
 CORES = [core for core in UNITS if isinstance(core, ScaledCore)]
 MXFP8, MXFP4, NVFP4 = (TensorCore.of("B200", name) for name in ("MXFP8", "MXFP4", "NVFP4"))
 BITS = 210  # of a factor behind the point, as a whole number
-U = 2.0**-23  # FP32's ulp of 1
 
 
 def name(core):
@@ -78,9 +77,9 @@ def drawn(core, n, k, seed, wide):
 
 
 @pytest.mark.parametrize("core", CORES, ids=name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), wide=st.integers(0, 40), blocks=st.integers(1, 5))
-def test_a_scaled_core_is_its_rule_in_whole_numbers(core, seed, wide, blocks):  # 100 dot products each: 16,000 in all
+def test_a_scaled_core_is_its_rule_in_whole_numbers(core, seed, wide, blocks):  # 100 dot products each: 8,000 in all
     a, b, c, scales = drawn(core, 100, 32 * blocks, seed, wide)
     rows = zip(a.tolist(), b.tolist(), c.tolist(), *(x.tolist() for x in scales))
     assert core(a, b, c, scales).tolist() == [in_integers(core, *row) for row in rows]
@@ -114,96 +113,6 @@ def by(core, groups, c=0.0):
     scales = ([s for s, _, _ in groups], [t for _, t, _ in groups])
     a, b, c, s, t = (torch.tensor(x, dtype=torch.float64) for x in (a, b, c, *scales))
     return core(a, b, c, (s, t)).item()
-
-
-def test_mxfp8_aligns_by_elements_and_scales():
-    def one(pairs, c=0.0, s=1.0, t=1.0):
-        return by(MXFP8, [(s, t, pairs)], c)
-
-    small = [(1.75, 2.0**-6)] * 8  # beside a scale of 2**-20: 1.75 * 2**-26 each
-    cases = {
-        "an exact sum": (one([(1.5, 2.0), (-0.5, 3.0)], 4.0), 5.5),
-        "times the scales": (one([(1.5, 2.0)], 0.0, 8.0, 2.0**-5), 0.75),
-        "c alone": (one([], -1 - U), -1 - U),
-        "what is below F = 25 bits of c is dropped": (one(small, 1.0, 2.0**-20), 1.0),
-        "of either sign": (one([(-x, y) for x, y in small], -1.0, 2.0**-20), -1.0),
-        "toward zero, not down": (one([(-x, y) for x, y in small], 1.0, 2.0**-20), 1.0),
-        "a bit higher it stays": (one(small, 1.0, 2.0**-20, 2.0), 1 + 2 * U),
-        "the result is rounded toward zero": (one([(1.0, 1.5)], 1.0, 2.0**-24), 1.0),
-        "so is a negative one": (one([(-1.0, 1.5)], -1.0, 2.0**-24), -1.0),
-        "a product is not normalised": (one([(1.5, 1.5), (-1.5, 1.5)], 2.0**-25), 2.0**-25),
-        "a subnormal element has its format's exponent": (one([(2.0**-9, 1.0)], 2.0**-32), 2.0**-9),
-        "and F bits below it": (one([(2.0**-9, 1.0)], 2.0**-31), 2.0**-9 + 2.0**-31),
-        "the same product of normal ones": (one([(2.0**-6, 2.0**-3)], 2.0**-32), 2.0**-9 + 2.0**-32),
-        "so with scales: 2**-6 * 2**10": (one([(2.0**-9, 1.0)], 2.0**-22, 2.0**10), 2.0),
-        "not 2": (one([(1.0, 1.0)], 2.0**-22, 2.0), 2.0 + 2.0**-22),
-        "a zero aligns nothing, whatever its scale": (one([(0.0, 1.0)], 1 + U, 2.0**100, 2.0**20), 1 + U),
-        "beyond FP32 is infinity": (one([(1.0, 1.0)] * 2, 0.0, 2.0**127), math.inf),
-        "the smallest number": (one([(1.0, 1.0)], 0.0, 2.0**-127, 2.0**-22), 2.0**-149),
-        "below it": (one([(1.75, 1.0)], 0.0, 2.0**-127, 2.0**-23), 0.0),
-        "a c of 0 has the exponent -133": (
-            one([(1.0, 1.0), (-(2.0**-6), 2.0**-5)], 0.0, 2.0**-127, 2.0**-22), 2.0**-149),
-    }  # fmt: skip
-    for what, (found, due) in cases.items():
-        assert found == due, what
-    far = (1.0, 1.0, [(1.0, 1.0)]), (2.0**-20, 1.0, small), (1.0, 1.0, [(-1.0, 1.0)])
-    assert by(MXFP8, far) == 0.0  # the first block's sum is the second one's c
-    assert by(MXFP8, [far[1], far[0], far[2]]) == U  # the small ones first: 1.75 * U, and beside 1 in FP32 U
-    assert by(MXFP8, [(2.0**127, 1.0, [(2.0, 1.0)]), (2.0**127, 1.0, [(-2.0, 1.0)])]) == math.inf  # it stays
-
-
-def test_fp4_aligns_groups_by_their_scales_alone():
-    def four(*groups, c=0.0):
-        """Of NVFP4: a block of four groups, what is missing zero."""
-        return by(NVFP4, [*groups, *[(1.0, 1.0, [])] * (4 - len(groups))], c)
-
-    def cancelling(s, t, x=1.0):
-        return (s, t, [(x, x)]), (s, t, [(-x, x)])
-
-    tiny = 2.0**-9  # E4M3's smallest number, with the exponent -6: two of them are 2**-18 with the exponent -12
-    large = cancelling(256.0, 256.0)  # of exponent 16, so that 2**-19 is the last bit
-    cases = {
-        "an exact group": (four((1.0, 1.0, [(6.0, 6.0), (0.5, 0.5)]), c=-36.0), 0.25),
-        "times scales with bits of their own": (four((1.75, 1.125, [(1.5, 1.0)])), 1.5 * 1.75 * 1.125),
-        "elements do not align": (four(*cancelling(1.0, 1.0, 6.0), c=2.0**-35), 2.0**-35),
-        "F = 35 bits below the scales": (four(*cancelling(1.0, 1.0, 6.0), c=2.0**-36), 0.0),
-        "nor do an E4M3 scale's own bits": (four(*cancelling(1.75, 1.75), c=2.0**-35), 2.0**-35),
-        "c is truncated": (four(*cancelling(1.75, 1.75), c=1.75 * 2.0**-35), 2.0**-35),
-        "toward zero": (four(*cancelling(1.75, 1.75), c=-1.75 * 2.0**-35), -(2.0**-35)),
-        "a scale's exponent does": (four(*cancelling(2.0, 1.0), c=2.0**-35), 0.0),
-        "a subnormal scale has its format's": (four(*cancelling(tiny, 1.0), c=2.0**-42), 0.0),
-        "and F bits below it": (four(*cancelling(tiny, 1.0), c=2.0**-41), 2.0**-41),
-        "the same scale of normal ones": (four(*cancelling(2.0**-5, 2.0**-4), c=2.0**-44), 2.0**-44),
-        "a group below the last bit is dropped": (four(*large, (tiny, tiny, [(0.5, 0.5)])), 0.0),
-        "above it stays": (four(*large, (tiny, tiny, [(0.5, 1.0)])), 2.0**-19),
-        "16 products are added before": (four(*large, (tiny, tiny, [(0.5, 0.5)] * 2)), 2.0**-19),
-        "two groups after": (four(*large, *[(tiny, tiny, [(0.5, 0.5)])] * 2), 0.0),
-        "a group that cancels aligns": (four((256.0, 4.0, [(1.0, 1.0), (-1.0, 1.0)]), c=2.0**-26), 0.0),
-        "one of zeros does not": (four((256.0, 4.0, [(0.0, 1.0), (1.0, 0.0)]), c=2.0**-26), 2.0**-26),
-        "nor one whose scale is zero": (four((0.0, 448.0, [(6.0, 6.0)]), c=2.0**-36), 2.0**-36),
-        "c aligns groups": (four((tiny, 1.0, [(-0.5, 0.5)]), c=2.0**26), 2.0**26),
-        "the result is rounded toward zero": (four((1.0, 1.0, [(1.0, 1.0)]), c=1.5 * 2.0**-24), 1.0),
-        "so is a negative one": (four((1.0, 1.0, [(-1.0, 1.0)]), c=-1.5 * 2.0**-24), -1.0),
-        "nothing": (four(), 0.0),
-    }  # fmt: skip
-    for what, (found, due) in cases.items():
-        assert found == due, what
-    block = [*large, (tiny, tiny, [(0.5, 0.5)]), (1.0, 1.0, [])]
-    assert by(NVFP4, [*block, *block]) == 0.0 and by(NVFP4, [*block[2:], *large]) == 0.0
-    assert by(NVFP4, [*block[2:], *block[3:] * 2, *large]) == 0.0  # 2**-20 alone, then as c 36 bits below 2**16
-    assert by(NVFP4, [(tiny, tiny, [(0.5, 1.0)]), *block[3:] * 3, *large, *block[3:] * 2]) == 2.0**-19
-
-
-def test_mxfp4_has_one_scale_for_two_groups():
-    pair = [(1.0, 1.0), *[(0.0, 0.0)] * 15, (-1.0, 1.0)]  # a group of 1 and a group of -1
-    assert by(MXFP4, [(1.0, 1.0, pair), (1.0, 1.0, [])], 2.0**-35) == 2.0**-35
-    assert by(MXFP4, [(2.0, 1.0, pair), (1.0, 1.0, [])], 2.0**-35) == 0.0
-    assert by(MXFP4, [(2.0**127, 2.0**-127, [(3.0, 1.5)]), (1.0, 4.0, [(0.5, 0.5)])]) == 5.5
-    assert by(MXFP4, [(2.0**-127, 2.0**-20, [(0.5, 0.5)])]) == 2.0**-149
-    # a c of 0 has the exponent -139: 2**-174 is the last bit
-    tail = [(1.0, 1.0), *[(0.0, 0.0)] * 15]
-    assert by(MXFP4, [(2.0**-127, 2.0**-22, tail), (2.0**-127, 2.0**-46, [(-0.5, 1.0)])]) == 0.0
-    assert by(MXFP4, [(2.0**-127, 2.0**-22, tail), (2.0**-127, 2.0**-46, [(-0.5, 0.5)])]) == 2.0**-149
 
 
 @pytest.mark.parametrize(("core", "x"), [(MXFP8, math.nan), (TensorCore.of("B200", "MXFP8_E5M2"), math.inf)], ids=str)

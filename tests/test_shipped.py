@@ -83,6 +83,14 @@ def from_the_last(n, width):
     return [(j, min(j + width, n)) for j in reversed(range(0, n, width))]
 
 
+def test_fa2_on_a_hopper_is_a_straight_line_of_its_steps():
+    """FlashAttention-2's CUDA source; an exact sum is another one, and no other attention."""
+    (q, k, v), parts = drawn(BF16, 300)
+    due = BF16(of_some_keys(TensorCore.of("H100", BF16), *parts, from_the_last(300, 128), BF16)[2])
+    found, exact = (tiled(q, k, v, **shipped.fa2_cuda(BF16, 64, unit=unit))[0, 0] for unit in ("H100", ""))
+    assert (found == due).double().mean() >= 0.99 and 0.3 < (exact == due).double().mean() < 1
+
+
 @pytest.mark.parametrize("two_level", [False, True])
 def test_fa3_in_fp8_is_a_straight_line_of_its_steps(two_level):
     core, n = TensorCore.of("H100", E4M3), 500

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, valued
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed, valued
 
 _KEYS: dict[tuple, torch.Tensor] = {}
 
@@ -18,27 +18,23 @@ def splits_by_batch(q, k, v, **options):
     return attention(q, k, v, **options, steps=Steps(tile=tile))
 
 
-def future_in_scale(q, k, v, **options):
-    def quantised(q, k, v):
-        blocks = v.detach().split(64, -2)
-        step = torch.cat([x.abs().amax((-2, -1), keepdim=True).expand(*x.shape[:-1], 1) for x in blocks], -2) / 2047
-        step = step.where(step > 0, 1)
-        return q, k, valued(v, (v.detach() / step).round() * step)
-
-    return attention(q, k, v, **options, steps=Steps(read=quantised))
+def quantised(q, k, v):
+    blocks = v.detach().split(64, -2)
+    step = torch.cat([x.abs().amax((-2, -1), keepdim=True).expand(*x.shape[:-1], 1) for x in blocks], -2) / 2047
+    step = step.where(step > 0, 1)
+    return q, k, valued(v, (v.detach() / step).round() * step)
 
 
-def order_by_chance(q, k, v, **options):
-    def shuffled(n, tile):
-        every = Steps().tiles(n, tile)
-        return [every[i] for i in torch.randperm(len(every))]
-
-    return attention(q, k, v, **options, steps=Steps(tiles=shuffled))
+future_in_scale = changed("future_in_scale", __name__, read=quantised)
 
 
-def noise(q, k, v, **options):
-    steps = Steps(divide=lambda O, l: O / l.where(l > 0, 1) * (1 + 2**-9 * torch.randn_like(O)))
-    return attention(q, k, v, **options, steps=steps)
+def shuffled(n, tile):
+    every = Steps().tiles(n, tile)
+    return [every[i] for i in torch.randperm(len(every))]
+
+
+order_by_chance = changed("order_by_chance", __name__, tiles=shuffled)
+noise = changed("noise", __name__, divide=lambda O, l: O / l.where(l > 0, 1) * (1 + 2**-9 * torch.randn_like(O)))
 
 
 MUTANTS = (

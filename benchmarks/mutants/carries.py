@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, valued
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed, valued
 
 FEW = 4  # queries of decoding
 
@@ -11,20 +11,10 @@ def in_bf16(x):
     return valued(x, x.bfloat16())
 
 
-def o_in_bf16(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (in_bf16(O), l)))
-
-
-def o_in_fp16(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (valued(O, O.half()), l)))
-
-
-def l_in_bf16(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (O, in_bf16(l))))
-
-
-def both_in_bf16(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (in_bf16(O), in_bf16(l))))
+o_in_bf16 = changed("o_in_bf16", __name__, carry=lambda O, l: (in_bf16(O), l))
+o_in_fp16 = changed("o_in_fp16", __name__, carry=lambda O, l: (valued(O, O.half()), l))
+l_in_bf16 = changed("l_in_bf16", __name__, carry=lambda O, l: (O, in_bf16(l)))
+both_in_bf16 = changed("both_in_bf16", __name__, carry=lambda O, l: (in_bf16(O), in_bf16(l)))
 
 
 def low_in_decoding(q, k, v, **options):
@@ -37,13 +27,11 @@ def splits_in_16_bits(q, k, v, **options):
     return attention(q, k, v, **options, steps=steps)
 
 
-def o_not_rescaled(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(rescale=lambda O, factor: O * (factor > 0)))
-
-
-def maximum_of_first_tile(q, k, v, **options):
-    steps = Steps(maximum=lambda m, S: torch.maximum(m, S.amax(-1, keepdim=True)).where(m == -torch.inf, m))
-    return attention(q, k, v, **options, steps=steps)
+o_not_rescaled = changed("o_not_rescaled", __name__, rescale=lambda O, factor: O * (factor > 0))
+maximum_of_first_tile = changed(
+    "maximum_of_first_tile", __name__,
+    maximum=lambda m, S: torch.maximum(m, S.amax(-1, keepdim=True)).where(m == -torch.inf, m),
+)  # fmt: skip
 
 
 MUTANTS = (

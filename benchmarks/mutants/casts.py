@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, valued
+from benchmarks.mutants.skeleton import Mutant, changed, valued
 
 LACKS = {torch.bfloat16: 16, torch.float16: 13}  # bits of FP32 that a format does not have, in its normal range
 
@@ -15,39 +15,19 @@ def cut(x, dtype):
     return valued(x, ((bits >> LACKS[dtype]) << LACKS[dtype]).view(torch.float32))
 
 
-def p_truncated(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(probs=cut))
+p_truncated = changed("p_truncated", __name__, probs=cut)
+output_truncated = changed("output_truncated", __name__, store=lambda O, dtype: cut(O, dtype).to(dtype))
 
 
-def output_truncated(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(store=lambda O, dtype: cut(O, dtype).to(dtype)))
+def in_8_bits(P, dtype):
+    return valued(P, (P * 256).to(torch.float8_e4m3fn).to(P.dtype) / 256)
 
 
-def p_in_fp8(q, k, v, **options):
-    def in_8_bits(P, dtype):
-        return valued(P, (P * 256).to(torch.float8_e4m3fn).to(P.dtype) / 256)
-
-    return attention(q, k, v, **options, steps=Steps(probs=in_8_bits))
-
-
-def exp_low_at_0(q, k, v, **options):
-    steps = Steps(exp=lambda x: torch.exp(x).where(x < 0, 1 - 2**-8))
-    return attention(q, k, v, **options, steps=steps)
-
-
-def fp16_inside(q, k, v, **options):
-    steps = Steps(scores=lambda S, first: valued(S, S.half()))
-    return attention(q, k, v, **options, steps=steps)
-
-
-def no_maximum(q, k, v, **options):
-    steps = Steps(maximum=lambda m, S: torch.zeros_like(m))
-    return attention(q, k, v, **options, steps=steps)
-
-
-def too_large(q, k, v, **options):
-    steps = Steps(divide=lambda O, l: 1.15 * O / l.where(l > 0, 1))
-    return attention(q, k, v, **options, steps=steps)
+p_in_fp8 = changed("p_in_fp8", __name__, probs=in_8_bits)
+exp_low_at_0 = changed("exp_low_at_0", __name__, exp=lambda x: torch.exp(x).where(x < 0, 1 - 2**-8))
+fp16_inside = changed("fp16_inside", __name__, scores=lambda S, first: valued(S, S.half()))
+no_maximum = changed("no_maximum", __name__, maximum=lambda m, S: torch.zeros_like(m))
+too_large = changed("too_large", __name__, divide=lambda O, l: 1.15 * O / l.where(l > 0, 1))
 
 
 MUTANTS = (

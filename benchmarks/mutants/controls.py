@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, repeated, scale_of, valued, visible
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed, repeated, scale_of, valued, visible
 from examples import my_kernel_mended
 
 
@@ -14,25 +14,11 @@ def fa2(q, k, v, **options):
     return attention(q, k, v, **options)
 
 
-def fa2_reversed(q, k, v, **options):
-    steps = Steps(tiles=lambda n, tile: Steps().tiles(n, tile)[::-1])
-    return attention(q, k, v, **options, steps=steps)
-
-
-def tiles_of_16(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(tile=16))
-
-
-def tiles_of_128(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(tile=128))
-
-
-def tiles_of_512(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(tile=512))
-
-
-def p_unrounded(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(probs=lambda P, dtype: P))
+fa2_reversed = changed("fa2_reversed", __name__, tiles=lambda n, tile: Steps().tiles(n, tile)[::-1])
+tiles_of_16 = changed("tiles_of_16", __name__, tile=16)
+tiles_of_128 = changed("tiles_of_128", __name__, tile=128)
+tiles_of_512 = changed("tiles_of_512", __name__, tile=512)
+p_unrounded = changed("p_unrounded", __name__, probs=lambda P, dtype: P)
 
 
 def key_by_key(q, k, v, **options):
@@ -49,8 +35,7 @@ def power_of_2(x):
     return torch.ldexp(value, whole.detach()).where(x > -150, 0)
 
 
-def polynomial_exp(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(exp=lambda x: power_of_2(x * math.log2(math.e))))
+polynomial_exp = changed("polynomial_exp", __name__, exp=lambda x: power_of_2(x * math.log2(math.e)))
 
 
 def folded_scale(q, k, v, causal=False, scale=None, window=None):

@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.mutants.calls import order_by_chance
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, repeated
+from benchmarks.mutants.skeleton import Mutant, attention, changed, repeated
 
 
 class Altered(torch.autograd.Function):
@@ -48,20 +48,20 @@ def dk_and_dv_swapped(q, k, v, **options):
     return attention(q, *Swapped.apply(k, v), **options)
 
 
-def shared_heads_lost(q, k, v, **options):
-    def one_of_group(x, heads):
-        group = heads // x.shape[-3]
-        last = torch.arange(heads) % group == group - 1  # the last to write, where all should be added
-        return Altered.apply(repeated(x, heads), lambda dx: dx * last[:, None, None])
-
-    return attention(q, k, v, **options, steps=Steps(heads=one_of_group))
+def one_of_group(x, heads):
+    group = heads // x.shape[-3]
+    last = torch.arange(heads) % group == group - 1  # the last to write, where all should be added
+    return Altered.apply(repeated(x, heads), lambda dx: dx * last[:, None, None])
 
 
-def delta_forgotten(q, k, v, **options):
-    def constant(O, l):
-        return O / l.detach().where(l > 0, 1)  # dS = P dP, without the row's delta
+shared_heads_lost = changed("shared_heads_lost", __name__, heads=one_of_group)
 
-    return attention(q, k, v, **options, steps=Steps(divide=constant))
+
+def constant(O, l):
+    return O / l.detach().where(l > 0, 1)  # dS = P dP, without the row's delta
+
+
+delta_forgotten = changed("delta_forgotten", __name__, divide=constant)
 
 
 class ByChance(torch.autograd.Function):

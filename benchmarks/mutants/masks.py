@@ -4,40 +4,40 @@ import math
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, begun, visible
+from benchmarks.mutants.skeleton import Mutant, attention, begun, changed, visible
 
 
-def window_off_by_one(q, k, v, **options):
-    def wider(n_q, n_kv, causal, window):
-        left, right = window or (None, None)
-        return visible(n_q, n_kv, causal, (left if left is None else left + 1, right))
-
-    return attention(q, k, v, **options, steps=Steps(seen=wider))
+def wider(n_q, n_kv, causal, window):
+    left, right = window or (None, None)
+    return visible(n_q, n_kv, causal, (left if left is None else left + 1, right))
 
 
-def sees_next(q, k, v, **options):
-    def later(n_q, n_kv, causal, window):
-        left, right = window or (None, None)
-        return visible(n_q, n_kv, False, (left, 1 if causal else right))
-
-    return attention(q, k, v, **options, steps=Steps(seen=later))
+window_off_by_one = changed("window_off_by_one", __name__, seen=wider)
 
 
-def top_left(q, k, v, **options):
-    def aligned(n_q, n_kv, causal, window):
-        seen = visible(n_q, n_kv, False, window)
-        return seen.tril() if causal else seen
-
-    return attention(q, k, v, **options, steps=Steps(seen=aligned))
+def later(n_q, n_kv, causal, window):
+    left, right = window or (None, None)
+    return visible(n_q, n_kv, False, (left, 1 if causal else right))
 
 
-def last_tile_unmasked(q, k, v, **options):
-    def forgotten(n_q, n_kv, causal, window):
-        seen = visible(n_q, n_kv, causal, window)
-        seen[:, (n_kv - 1) // 64 * 64 :] = True
-        return seen
+sees_next = changed("sees_next", __name__, seen=later)
 
-    return attention(q, k, v, **options, steps=Steps(seen=forgotten))
+
+def aligned(n_q, n_kv, causal, window):
+    seen = visible(n_q, n_kv, False, window)
+    return seen.tril() if causal else seen
+
+
+top_left = changed("top_left", __name__, seen=aligned)
+
+
+def forgotten(n_q, n_kv, causal, window):
+    seen = visible(n_q, n_kv, causal, window)
+    seen[:, (n_kv - 1) // 64 * 64 :] = True
+    return seen
+
+
+last_tile_unmasked = changed("last_tile_unmasked", __name__, seen=forgotten)
 
 
 def mask_inverted(q, k, v, causal=False, scale=None, mask=None, **options):
@@ -45,21 +45,10 @@ def mask_inverted(q, k, v, causal=False, scale=None, mask=None, **options):
     return attention(q, k, v, causal, scale, mask, **options)
 
 
-def hidden_rows_nan(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(divide=lambda O, l: O / l))
-
-
-def hidden_rows_mean(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(hide=torch.finfo(torch.float32).min))
-
-
-def hidden_nan_spreads(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(clear=lambda v, seen: v))
-
-
-def sink_without_mass(q, k, v, **options):
-    steps = Steps(begin=lambda sinks, l: (begun(sinks, l)[0], l))
-    return attention(q, k, v, **options, steps=steps)
+hidden_rows_nan = changed("hidden_rows_nan", __name__, divide=lambda O, l: O / l)
+hidden_rows_mean = changed("hidden_rows_mean", __name__, hide=torch.finfo(torch.float32).min)
+hidden_nan_spreads = changed("hidden_nan_spreads", __name__, clear=lambda v, seen: v)
+sink_without_mass = changed("sink_without_mass", __name__, begin=lambda sinks, l: (begun(sinks, l)[0], l))
 
 
 def sink_in_powers_of_2(q, k, v, sinks=None, **options):

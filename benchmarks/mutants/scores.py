@@ -2,19 +2,11 @@
 
 import math
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, scale_of
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed, scale_of
 
-
-def no_scale(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(scale=lambda d, scale: 1.0 if scale is None else scale))
-
-
-def scale_1_over_d(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(scale=lambda d, scale: 1 / d if scale is None else scale))
-
-
-def scale_ignored(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(scale=lambda d, scale: d**-0.5))
+no_scale = changed("no_scale", __name__, scale=lambda d, scale: 1.0 if scale is None else scale)
+scale_1_over_d = changed("scale_1_over_d", __name__, scale=lambda d, scale: 1 / d if scale is None else scale)
+scale_ignored = changed("scale_ignored", __name__, scale=lambda d, scale: d**-0.5)
 
 
 def log2_e_forgotten(q, k, v, **options):

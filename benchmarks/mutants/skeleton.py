@@ -1,6 +1,6 @@
 """The right kernel that mutants are made of: FlashAttention-2 in FP32, tile by tile, with a place for each defect.
 
-A mutant hands `attention` one other step, and is right in every other respect.
+A mutant has one other step, and is right in every other respect: `changed` makes it, or it calls `attention` itself.
 """
 
 import math
@@ -178,3 +178,15 @@ def attention(q, k, v, causal=False, scale=None, mask=None, window=None, sinks=N
         O = p.rescale(O, factor) + p.part(PV, dtype)
         (O, l), m = p.carry(O, l), m_new
     return p.store(p.divide(O, l), dtype)
+
+
+def changed(key: str, module: str, **steps) -> Callable:
+    """The kernel with other steps, as the function `key` of a module."""
+    own = Steps(**steps)
+
+    def kernel(q, k, v, **options):
+        return attention(q, k, v, **options, steps=own)
+
+    kernel.__name__ = kernel.__qualname__ = key
+    kernel.__module__ = module
+    return kernel

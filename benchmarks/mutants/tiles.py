@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed
 
 TILE = 64
 
@@ -13,16 +13,15 @@ def whole_tiles(n, tile):
     return [(j, j + tile) for j in range(0, n - tile + 1, tile)] or [(0, n)]
 
 
-def part_dropped(q, k, v, **options):
-    return attention(q, k, v, **options, steps=Steps(tiles=whole_tiles))
+part_dropped = changed("part_dropped", __name__, tiles=whole_tiles)
 
 
-def last_dropped_above_1024(q, k, v, **options):
-    def tiles(n, tile):
-        every = Steps().tiles(n, tile)
-        return every[:-1] if n > 1024 else every
+def tiles(n, tile):
+    every = Steps().tiles(n, tile)
+    return every[:-1] if n > 1024 else every
 
-    return attention(q, k, v, **options, steps=Steps(tiles=tiles))
+
+last_dropped_above_1024 = changed("last_dropped_above_1024", __name__, tiles=tiles)
 
 
 def padding_counted(q, k, v, **options):
@@ -34,12 +33,12 @@ def padding_counted(q, k, v, **options):
     return attention(q, k, v, **options, steps=Steps(read=padded))
 
 
-def offsets_in_16_bits(q, k, v, **options):
-    def wrapped(q, k, v):
-        n, d = k.shape[-2:]
-        return q, k[..., torch.arange(n) * d % 2**16 // d, :], v
+def wrapped(q, k, v):
+    n, d = k.shape[-2:]
+    return q, k[..., torch.arange(n) * d % 2**16 // d, :], v
 
-    return attention(q, k, v, **options, steps=Steps(read=wrapped))
+
+offsets_in_16_bits = changed("offsets_in_16_bits", __name__, read=wrapped)
 
 
 MUTANTS = (

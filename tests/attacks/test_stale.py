@@ -1,6 +1,5 @@
 """Numbers of code that is gone: a damaged compiled cache, an edited import, another repository's commit."""
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -10,9 +9,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
-from fa_lib import sweep
 from fa_lib.execution import results
-from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.notebooks import _refuse_another_fa_lib
 from fa_lib.execution.paths import PACKAGE, ROOT
 
@@ -27,50 +24,6 @@ def test_numba_keeps_no_compiled_code():
     sources = [path.read_text() for folder in (PACKAGE, ROOT / "instruments") for path in folder.rglob("*.py")]
     compiled = [line for text in sources for line in text.splitlines() if "numba.njit(" in line]
     assert compiled and not [line for line in compiled if "cache" in line]
-
-
-@pytest.fixture
-def apart(tmp_path, monkeypatch):
-    """Two folders of modules; both are on the path."""
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-        monkeypatch.syspath_prepend(folder)
-    yield folders
-    for name in [name for name, module in sys.modules.items() if str(tmp_path) in str(getattr(module, "__file__", ""))]:
-        del sys.modules[name]
-
-
-LINKS = {
-    "a module of another folder": ("from helper_x import SCALE", "helper_x.py", ""),
-    "a package's __init__": ("import packed_x.inner_x as inner\nSCALE = inner.SCALE", "packed_x/__init__.py",
-                             "from packed_x import SCALE"),
-    "a module that a module imports": ("from middle_x import SCALE", "helper_x.py", "from helper_x import SCALE"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("link", LINKS)
-def test_an_edit_of_what_a_kernel_imports_is_a_new_number(link, apart, tmp_path):
-    imports, edited, between = LINKS[link]
-    (apart[0] / "kernel_x.py").write_text(f"{imports}\n\ndef cell(i):\n    return dict(value=SCALE * i)\n")
-    source = apart[1] / edited
-    source.parent.mkdir(exist_ok=True)
-    if between:
-        inner = source.parent / "inner_x.py" if "packed" in edited else apart[1] / "middle_x.py"
-        inner.write_text(between)
-    answers = []
-    for scale in (2, 30):
-        source.write_text(f"SCALE = {scale}\n")
-        for name in [name for name in sys.modules if name.partition(".")[0][-2:] == "_x"]:
-            del sys.modules[name]
-        importlib.invalidate_caches()
-        shutil.rmtree(source.parent / "__pycache__", ignore_errors=True)
-        cell = importlib.import_module("kernel_x").cell
-        answers.append(sweep(cell, dict(i=[1]), cache=tmp_path / "cache").value.item())
-        named = code_version(test_numba_keeps_no_compiled_code, [dict(kernel="kernel_x:cell")])
-        assert named not in answers
-        answers.append(named)
-    assert answers[::2] == [2, 30]
 
 
 def test_a_folder_inside_another_repository_has_not_its_commit(tmp_path, monkeypatch):

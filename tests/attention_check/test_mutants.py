@@ -1,6 +1,5 @@
-"""The gallery of mutants: each differs from its right skeleton where its defect says, and nowhere else."""
+"""The mutants: they say what they are, their right kernels are attention, and the score counts."""
 
-import math
 import re
 
 import pandas as pd
@@ -9,13 +8,11 @@ import torch
 
 from benchmarks import judge, other_judges
 from benchmarks.judge import FIRST, SECOND
-from benchmarks.mutants import CONTROLS, MUTANTS, calls
-from benchmarks.mutants.controls import fa2
+from benchmarks.mutants import CONTROLS, MUTANTS
 from fa_lib import BF16, Format, kernels
 from fa_lib.kernels.inputs import draw
 
 BY_KEY = {each.key: each for each in (*MUTANTS, *CONTROLS)}
-HIDDEN = torch.ones(96, 96, dtype=torch.bool).tril().index_fill(0, torch.tensor([3]), False)
 
 
 def given(n_q=96, n_kv=96, heads=2, kv_heads=2, d=64, dtype=torch.bfloat16, times=1.0, batch=1, **options):
@@ -24,115 +21,13 @@ def given(n_q=96, n_kv=96, heads=2, kv_heads=2, d=64, dtype=torch.bfloat16, time
     return [Format.of(dtype)(x).to(dtype) for x in (q * times, k, v)], options
 
 
-def with_nan():
-    (q, k, v), _ = given()
-    v[..., 90, :] = math.nan
-    return [q, k, v], dict(mask=torch.arange(96) != 90)
-
-
-def transposed():
-    tensors, _ = given()
-    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors], {}
-
-
-CAUSAL, MANY = given(causal=True), given(n_kv=1100)
-SHOWN = {  # key -> a call that shows the defect, and one that does not
-    "o_in_bf16": (given(n_kv=512), given(n_kv=1)),
-    "o_in_fp16": (given(n_kv=512), given(n_kv=1)),
-    "l_in_bf16": (given(n_kv=512), given(n_kv=1)),
-    "both_in_bf16": (given(n_kv=512), given(n_kv=1)),
-    "low_in_decoding": (given(n_q=1, n_kv=512), given(n_q=5, n_kv=512)),
-    "splits_in_16_bits": (given(n_kv=512), None),
-    "o_not_rescaled": (given(n_kv=512), given(n_kv=64)),
-    "maximum_of_first_tile": (given(n_kv=512, dtype=torch.float16, times=30), given(n_kv=64)),
-    "p_truncated": (given(), given(dtype=torch.float32)),
-    "output_truncated": (given(), given(dtype=torch.float32)),
-    "p_in_fp8": (given(), given(n_kv=1)),
-    "exp_low_at_0": (given(), given(n_kv=1)),
-    "fp16_inside": (given(times=2.0**16), None),
-    "no_maximum": (given(times=64), None),
-    "too_large": (given(), None),
-    "no_scale": (given(), given(scale=0.1)),
-    "scale_1_over_d": (given(), given(scale=0.1)),
-    "scale_ignored": (given(scale=0.1), given()),
-    "log2_e_forgotten": (given(), given(n_kv=1)),
-    "window_off_by_one": (given(window=(8, 8)), CAUSAL),
-    "sees_next": (CAUSAL, given()),
-    "top_left": (given(n_q=32, causal=True), CAUSAL),
-    "last_tile_unmasked": (CAUSAL, given()),
-    "mask_inverted": (given(mask=~HIDDEN), CAUSAL),
-    "hidden_rows_nan": (given(mask=HIDDEN), CAUSAL),
-    "hidden_rows_mean": (given(mask=HIDDEN), CAUSAL),
-    "hidden_nan_spreads": (with_nan(), given(mask=HIDDEN)),
-    "sink_without_mass": (given(sinks=torch.zeros(2)), given()),
-    "sink_in_powers_of_2": (given(sinks=torch.ones(2)), given(sinks=torch.zeros(2))),
-    "part_dropped": (given(), given(n_kv=128)),
-    "last_dropped_above_1024": (MANY, given(n_kv=1024)),
-    "padding_counted": (given(), given(n_kv=128)),
-    "offsets_in_16_bits": (MANY, given(n_kv=1024)),
-    "strides_ignored": (transposed(), given()),
-    "heads_in_turn": (given(heads=4), given(heads=4, kv_heads=4)),
-    "garbage_beyond_head_dim": (given(d=80), given(d=96)),
-    "splits_by_batch": (given(), given(batch=2)),
-    "future_in_scale": (given(), None),
-    "order_by_chance": (MANY, given(n_kv=64)),
-    "noise": (given(), None),
-}
-ONCE = {"k_changed", "remembers_k"}  # the second call shows it
-BACKWARD = {  # a call that shows it, and one that does not
-    "dv_wrong_at_96": (given(d=96), given()),
-    "dk_not_scaled": (given(), given(scale=1.0)),
-    "dk_and_dv_swapped": (given(), given(n_q=1, n_kv=1)),
-    "shared_heads_lost": (given(heads=4), given()),
-    "delta_forgotten": (given(), None),
-    "dq_by_chance": (MANY, given(n_kv=64)),
-}
-
-
-def same(a, b):
-    return torch.equal(a.nan_to_num(7e4), b.nan_to_num(7e4))
-
-
-@pytest.mark.parametrize("key", SHOWN)
-def test_a_mutant_differs_where_its_defect_says_and_nowhere_else(key):
-    torch.manual_seed(1)
-    shown, hidden = SHOWN[key]
-    tensors, options = shown
-    assert not same(BY_KEY[key].kernel(*tensors, **options), fa2(*tensors, **options))
-    if hidden:
-        tensors, options = hidden
-        assert same(BY_KEY[key].kernel(*tensors, **options), fa2(*tensors, **options))
-
-
 def gradients(fn, tensors, options):
     x = [t.clone().requires_grad_() for t in tensors]
     o = fn(*x, **options)
     return torch.autograd.grad(o, x, draw("normal", 1, o.shape)[0].to(o.dtype)), o
 
 
-@pytest.mark.parametrize("key", BACKWARD)
-def test_a_mutant_of_the_backward_pass_has_right_outputs(key):
-    torch.manual_seed(1)
-    shown, hidden = BACKWARD[key]
-    (wrong, o), (right, due) = (gradients(fn, *shown) for fn in (BY_KEY[key].kernel, fa2))
-    assert same(o, due) and not all(map(same, wrong, right))
-    if hidden:
-        (wrong, _), (right, _) = (gradients(fn, *hidden) for fn in (BY_KEY[key].kernel, fa2))
-        assert all(map(same, wrong, right)) or key == "dk_and_dv_swapped"  # with one key dK is 0, and dV is not
-
-
-def test_some_defects_show_at_the_second_call(monkeypatch):
-    monkeypatch.setattr(calls, "_KEYS", {})
-    (q, k, v), _ = given()
-    for key in ONCE:
-        fn, changed = BY_KEY[key].kernel, k.clone()
-        assert same(fn(q, changed, v), fa2(q, k, v))
-        assert not same(fn(q, k.flip(-1) if key == "remembers_k" else changed, v), fa2(q, k.flip(-1), v))
-        assert torch.equal(changed, k) == (key == "remembers_k")
-
-
-def test_every_mutant_is_tried_here_and_says_what_it_is():
-    assert SHOWN.keys() | BACKWARD.keys() | ONCE == {each.key for each in MUTANTS}
+def test_every_mutant_says_what_it_is():
     assert len(BY_KEY) == len(MUTANTS) + len(CONTROLS) and len(MUTANTS) >= 32 and len(CONTROLS) >= 12
     assert len({each.key for each in judge.EVERY}) == len(judge.EVERY) == 66 + 54
     for each in judge.EVERY:

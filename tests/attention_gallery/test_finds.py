@@ -114,34 +114,6 @@ ROW = dict(
 )  # fmt: skip
 
 
-def test_what_was_found_in_a_few_words():
-    assert pages.stated_cause(ROW) == "keeps a running sum in 16 bits"
-    assert pages.stated_cause(ROW | dict(found="sums O in FP16")) == "sums O in FP16"
-    clean = ROW | dict(cause="error")
-    assert pages.stated_cause(clean) == "error beyond the rule"
-    assert pages.stated_cause(clean | dict(verdict="passes")) == ""
-    few = clean | dict(verdict="passes", over_bits=1.24)
-    assert pages.stated_cause(few) == "1.2 times the error that its 4 or 8 bits cost"
-    assert pages.stated_cause(clean | dict(problem="took longer than 600 s")) == "took longer than 600 s"
-
-
-def test_the_pages_hold_the_row():
-    table = pd.DataFrame(
-        [ROW, dict(key="b", project="Q", version="", use="", verdict="cannot_run", problem="no wheel")]
-    )
-    text = pages.index(table)
-    assert "| P: a | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | keeps a" in text
-    assert "| Q: b |  | – | – | – | – | – | – | – | cannot run here | no wheel |" in text
-    assert "| breaks one | **fails** |" in pages.index(pd.DataFrame([ROW | dict(cause="carry relation")]))
-    read = dict(found="sums O in FP16", source="ops.cpp:8163 (0.26.0)", reason="Its authors know.", verdict="differs")
-    row = ROW | read
-    assert "| kept | *differs* | sums O in FP16 (ops.cpp:8163 (0.26.0)) |" in pages.index(pd.DataFrame([row]))
-    assert pages.index(pd.DataFrame([row])).count("- a: Its authors know.") == 1
-    assert "*differs*. Cause: sums O in FP16 (ops.cpp:8163 (0.26.0)). Its authors know. `" in pages.page(row, None)
-    page = pages.page(ROW, None)
-    assert "| 1 | 54 | 3.4e-01 |" in page and "+0.20 ulp (Baseline's own: +0.19)" in page
-
-
 def test_the_site_has_a_page_for_each_kernel_that_ran_with_its_findings(tmp_path):
     pages.write(tmp_path)
     tables = pd.concat([pages.committed("verdicts"), pages.committed("modelled")])
@@ -162,44 +134,6 @@ def test_rows_of_other_versions_stay(tmp_path):
     lines = [line for line in pages.index(pd.DataFrame([new, ROW | dict(key="b")]), older=kept).splitlines()]
     rows = [line.split(" | ")[:2] for line in lines if line.startswith("| P: ")]
     assert rows == [["| P: a", "2"], ["| P: a", "1"], ["| P: a", "0.9"], ["| P: b", "1"]]
-
-
-def test_numbers_go_between_the_marks():
-    who = [("kernel", 54.0, 1), ("emulated", 54.1, 0.9996), ("changed", 0.1, 0)]
-    columns = ["n", "who", "times_max", "alike"]
-    rows = pd.DataFrame([(n, *each) for n in (64, 128) for each in who], columns=columns).assign(relative=0.1)
-    text = pages.with_numbers(f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter", rows, ["n"])
-    assert "| 128 | 54 | 54 | 0.1 | 1.0e-01 | 0.9996 |" in text and "old" not in text and text.endswith("\nafter")
-    with pytest.raises(ValueError, match="the marks"):
-        pages.with_numbers("no marks", rows, ["n"])
-
-
-@pytest.mark.parametrize("name", [*REPRODUCTIONS, *(f"find_{find}" for find in pages.WORDS["finds_on_gpu"])])
-def test_a_find_has_what_a_maintainer_looks_for_in_order(name):
-    text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
-    due = ["Versions", "Cause", "How large", "Evidence", "Reproduction", "Remedy", "Bug report"]
-    heads = re.findall(r"^\*\*([A-Z][\w ]+?)(?: in the interpreter)?\.?\*\*", text, re.M)
-    assert [head for head in heads if head in due] == due
-    (versions,) = re.findall(r"^\*\*Versions\.\*\* .*?\n\n", text, re.S | re.M)
-    versions = " ".join(versions.split())
-    assert "28 November 2026" in versions and "newest on PyPI" in versions and "reported" in versions
-    assert re.search(r"```md\nTitle: .+\n\n- |\n> \*\*", text[text.index("**Bug report") :])
-
-
-@pytest.mark.parametrize("name", REPRODUCTIONS)
-def test_what_could_be_called_intended_is_said_first(name):
-    """So do pages of GPU kernels, where a maintainer could: FlagGems and SageAttention have mended theirs."""
-    text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
-    assert "intended" in text[: text.index("**Versions.**")]
-
-
-@pytest.mark.parametrize("find", pages.WORDS["finds_on_gpu"])
-def test_a_find_on_a_gpu_needs_nothing_of_ours(find):
-    """tests/gpu/test_find_pages.py runs those that a modelled GPU can run."""
-    text = (ROOT / "docs" / "gallery" / f"find_{find}.md").read_text()
-    (script,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    compile(script, find, "exec")
-    assert len(script.splitlines()) <= 30 and "fa_lib" not in script
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import inspect
 import re
 import subprocess
 import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from attention_gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
 from fa_lib import deviation, draw, kernels
 from fa_lib.execution.paths import PACKAGE, PACKAGES
 from fa_lib.numerics.formats import BF16, FP16, FP32
-from install_locked import hashed
 
 FOLDER = PACKAGES["attention_gallery"]
 HEAVY = ("jax", "onnxruntime", "onnx", "openvino", "mlx", "transformers", "diffusers", "tokamax", "ml_dtypes")
@@ -31,34 +29,6 @@ def drawn(fmt=BF16, n_q=70, n_kv=203, heads=4, kv_heads=2, d=32, seed=0):
 
 
 # --- adapters
-
-
-def test_visible_is_aligned_bottom_right():
-    assert adapters.visible(2, 4).tolist() == [[True, True, True, False], [True] * 4]
-    q, k, v = drawn(FP32)
-    o = kernels.unfused(q, k, v, mask=adapters.visible(70, 203))
-    assert torch.equal(o, kernels.unfused(q, k, v, causal=True))
-
-
-def test_layouts_go_both_ways():
-    q, _, _ = drawn()
-    assert adapters.swapped(q).shape == (2, 70, 4, 32) and torch.equal(adapters.swapped(adapters.swapped(q)), q)
-    flat = adapters.packed(q)
-    assert flat.shape == (2, 70, 128) and torch.equal(flat[0, 5, 32:64], q[0, 1, 5])
-    assert torch.equal(adapters.unpacked(flat, 4), q)
-
-
-def test_repeated_heads_give_what_shared_ones_give():
-    q, k, v = drawn(FP32)
-    assert torch.equal(kernels.unfused(q, *adapters.repeated(q, k, v)), kernels.unfused(q, k, v))
-    assert adapters.repeated(k, k, v)[0] is k
-
-
-def test_padded_adds_zeros_up_to_a_multiple():
-    _, k, _ = drawn()
-    longer = adapters.padded(k, 128)
-    assert longer.shape == (2, 2, 256, 32) and torch.equal(longer[:, :, :203], k) and not longer[:, :, 203:].any()
-    assert adapters.padded(longer, 128).shape == longer.shape
 
 
 @pytest.mark.parametrize("count", [1, 32, 70, 100])
@@ -164,16 +134,6 @@ def test_every_entry_has_its_function_in_its_file_and_none_is_left_out():
     assert not modules & {key for key, _ in every}, "a key would be taken for the module"
 
 
-def test_what_an_entry_needs_is_pinned_or_locked():
-    locked = hashed()
-    for entry in ENTRIES.values():
-        for name in entry.needs:
-            assert entry.cannot or name in catalogue.pins() or name in locked, name
-    assert all(name and number for name, number in catalogue.pins().items())
-    lines = [x for x in catalogue.REQUIREMENTS.read_text().splitlines() if not x.startswith("#")]
-    assert len(catalogue.pins()) == len(lines)
-
-
 def test_to_import_the_gallery_imports_none_of_the_libraries():
     modules = ", ".join(f"attention_gallery.{path.stem}" for path in FOLDER.glob("*.py") if path.stem != "__init__")
     script = f"import sys, {modules}; print(set({HEAVY!r}) & set(sys.modules))"
@@ -259,37 +219,6 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
             answered.append((fmt, name))
     compiles = key != COMPILED or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
     assert bool(answered) == compiles
-
-
-GIVEN = {  # a library of a GPU, called by a kernel -> its module, and its function that stands in for it
-    "flash_attn_triton": ("flash_attn.flash_attn_triton", "flash_attn_func"),
-    "sageattention": ("sageattention", "sageattn"),
-}
-
-
-@pytest.mark.parametrize("key", GIVEN)
-@pytest.mark.parametrize("options", [{}, dict(scale=0.05), dict(causal=True)], ids=str)
-def test_a_library_of_a_gpu_is_asked_attention_s_question(key, options, monkeypatch):
-    """The library itself is a stand-in of the same signature: what is held is layout, heads, mask and scale."""
-
-    def triton(q, k, v, bias, causal, scale):  # (batch, n, heads, head_dim), no options by name
-        assert bias is None
-        return kernels.unfused(*map(adapters.swapped, (q, k, v)), causal=causal, scale=scale).transpose(1, 2)
-
-    def sage(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None):
-        k -= 0  # as it does: into K itself
-        return kernels.unfused(q, k, v, causal=is_causal, scale=sm_scale)
-
-    module, function = GIVEN[key]
-    for name in {module, module.split(".")[0]}:
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    setattr(sys.modules[module], function, triton if key == "flash_attn_triton" else sage)
-    fn = getattr(importlib.import_module(f"attention_gallery.{ON_CUDA[key].module}"), key)
-    q, k, v = drawn(FP32, n_q=40, n_kv=40)
-    assert torch.equal(fn(q, k, v, **options), kernels.unfused(q, *adapters.repeated(q, k, v), **options))
-    assert deviation(fn(q, k, v, **options), kernels.golden(q, k, v, inputs=FP32, **options)).relative < FAR
-    with pytest.raises(NotImplementedError, match="causal mask top-left; .*n_q = n_kv"):
-        fn(q[:, :, :3], k, v, causal=True)
 
 
 def test_ggml_s_error_depends_on_the_type_that_v_is_stored_in():

@@ -49,6 +49,8 @@ ROUNDED(mul_rm, FE_DOWNWARD, __fmul_rd(f(a), f(b)), x * y)
 ROUNDED(fma_rn, FE_TONEAREST, __fmaf_rn(f(a), f(b), f(c)), std::fma(float(x), float(y), float(z)))
 ROUNDED(fma_rz, FE_TOWARDZERO, __fmaf_rz(f(a), f(b), f(c)), std::fma(float(x), float(y), float(z)))
 ROUNDED(fma_rp, FE_UPWARD, __fmaf_ru(f(a), f(b), f(c)), std::fma(float(x), float(y), float(z)))
+ROUNDED(fma_rm, FE_DOWNWARD, __fmaf_rd(f(a), f(b), f(c)), std::fma(float(x), float(y), float(z)))
+ROUNDED(sub_rn, FE_TONEAREST, __fsub_rn(f(a), f(b)), x - y)
 ROUNDED(add_rn, FE_TONEAREST, __fadd_rn(f(a), f(b)), x + y)
 ROUNDED(mul_rn, FE_TONEAREST, __fmul_rn(f(a), f(b)), x * y)
 ROUNDED(div_rn, FE_TONEAREST, __fdiv_rn(f(a), f(b)), x / y)
@@ -122,7 +124,7 @@ SIDE uint64_t reversed(uint64_t a, uint64_t, uint64_t) {
 }
 #endif
 
-#define FLOATS(X) X(add_rz) X(add_rp) X(add_rm) X(mul_rz) X(mul_rp) X(mul_rm) X(fma_rn) X(fma_rz) X(fma_rp) X(add_rn) \
+#define FLOATS(X) X(add_rz) X(add_rp) X(add_rm) X(mul_rz) X(mul_rp) X(mul_rm) X(fma_rn) X(fma_rz) X(fma_rp) X(fma_rm) X(sub_rn) X(add_rn) \
     X(mul_rn) X(div_rn) X(sqrt_rn) X(round_even) X(floor_) X(ceil_) X(trunc_) X(smaller) X(larger) X(size) X(minus) \
     X(signed_as) X(from_u32) X(from_s32) X(from_u64) X(from_s64) X(narrow)
 #define DOUBLES(X) X(double_from_s64) X(wide) X(add64) X(mul64)

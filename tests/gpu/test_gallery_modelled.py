@@ -86,13 +86,6 @@ def test_vllm_hides_the_keys_behind_the_last_with_a_number():
     assert (kernels.get(MODELLED["vllm_unified"].ref)(*tensors).float() - 0.5).abs().max() < 0.2
 
 
-@pytest.mark.full
-def test_a_head_whose_keys_are_constant_is_nan_in_lmdeploys_cache_of_8_bits():
-    q, k, v = drawn(1, 64, torch.bfloat16)
-    kernel = kernels.get(MODELLED["lmdeploy_decode_int8"].ref)
-    assert kernel(q, torch.zeros_like(k), v).isnan().all() and not kernel(q, k, v).isnan().any()
-
-
 def test_implementations_are_counted_once():
     assert set(SHARED) - set(MODELLED) and all(MODELLED[key].project for key in SHARED if key in MODELLED)
     rows = [

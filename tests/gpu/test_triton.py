@@ -98,8 +98,3 @@ def test_check_kernel_judges_them_in_a_process_of_their_own(kernel, check, fails
     done = CliRunner().invoke(app, words, prog_name="fa-lib")
     assert done.exit_code == fails, done.output
     assert f"{check}: {'FAILS' if fails else 'passes'}" in done.stdout, done.stdout
-
-
-def test_a_gpu_that_is_not_known_is_told_in_a_line():
-    done = CliRunner().invoke(app, ["check", "kernel", MINE, "--gpu", "P100"], prog_name="fa-lib")
-    assert done.exit_code == 2 and "gpu: got 'P100'; accepted are A100" in done.stderr, done.output

@@ -1,6 +1,6 @@
-"""What Hopper and Blackwell add: copies of boxes by a tensor map, barriers that count bytes, matrices in shared memory
-and in tensor memory. A kernel copies boxes with their swizzle; the products read them by their descriptors, which a
-different rule of PTX describes: so each checks the other."""
+"""What Hopper adds: copies of boxes by a tensor map, barriers that count bytes, matrices in shared memory. A kernel
+copies boxes with their swizzle; the products read them by their descriptors, which a different rule of PTX describes:
+so each checks the other. Blackwell's products are FlashAttention-4's, in tests/gpu/test_flash_attn_4.py."""
 
 import numpy as np
 import pytest
@@ -176,47 +176,6 @@ def test_wgmma_is_the_product_of_matrices(in_registers, turned, gives):
     numbers = out.view(torch.float32 if gives == "f32" else torch.float16).float().view(4, 8, 4, -1, 2, 2)
     D = numbers.permute(0, 4, 1, 3, 2, 5).reshape(64, n)  # warp, half of 16 rows, row, columns of 8, lane, neighbour
     assert torch.equal(D, A.float() @ B.float())
-
-
-def fifth(start, leading, stride, swizzle):
-    """A descriptor of tcgen05."""
-    return (start >> 4) | (leading >> 4) << 16 | (stride >> 4) << 32 | 1 << 46 | swizzle << 61
-
-
-@pytest.mark.parametrize("from_tensor_memory", [False, True])
-def test_tcgen05_is_the_product_of_matrices(from_tensor_memory):
-    """D = A B of 128 x 32 x 32, in two steps, one thread; A is then used again from tensor memory, packed."""
-    n, k = 32, 32
-    A, B = integers(128, k, seed=3), integers(k, n, seed=4)
-    shape = 1 << 4 | 1 << 7 | 1 << 10 | (n >> 3) << 17 | (128 >> 4) << 24
-    steps = "".join(f"""
-        mov.b64 %d4, {fifth(1024 + 32 * i, 0, 512, 4)}; mov.b64 %d5, {fifth(16384 + 32 * i, 0, 512, 4)};
-        @%p1 tcgen05.mma.cta_group::1.kind::f16 [%r9],
-        {"[%r9 + " + str(64 + 8 * i) + "]" if from_tensor_memory else "%d4"},
-        %d5, %r8, {i};""" for i in range(2))  # fmt: skip
-    body = BEGIN + f"""
-    {box_of(0)} @%p1 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r0], 10240;
-    @%p1 {LOAD.format(to="%r0+1024", x=0, y=0)} {box_of(1)} @%p1 {LOAD.format(to="%r0+16384", x=0, y=0)}
-    {WAIT.format(at="", parity=0)}
-    shr.u32 %r2, %r1, 5; setp.eq.u32 %p2, %r2, 0;
-    @%p2 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0+16], 128; bar.sync 0; ld.shared.b32 %r9, [%r0+16];
-    mul.lo.u32 %r10, %r2, 2097152; add.u32 %r11, %r9, %r10;
-    ld.param.u64 %d2, [a]; mul.wide.u32 %d3, %r1, 64; add.s64 %d2, %d2, %d3;
-    {" ".join(f"ld.global.b32 %r{40 + i}, [%d2+{4 * i}];" for i in range(16))}
-    tcgen05.st.sync.aligned.32x32b.x16.b32 [%r11 + 64], {{{", ".join(f"%r{40 + i}" for i in range(16))}}};
-    tcgen05.wait::st.sync.aligned; bar.sync 0; mov.b32 %r8, {shape};
-    @%p1 mbarrier.init.shared.b64 [%r0+8], 1; bar.sync 0;
-    {steps}
-    @%p1 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r0+8];
-    {WAIT.format(at="+8", parity=0)}
-    tcgen05.ld.sync.aligned.32x32b.x32.b32 {{{", ".join(f"%r{60 + i}" for i in range(32))}}}, [%r11];
-    ld.param.u64 %d2, [out]; mul.wide.u32 %d3, %r1, 128; add.s64 %d2, %d2, %d3;
-    {" ".join(f"st.global.b32 [%d2+{4 * i}], %r{60 + i};" for i in range(32))}
-    @%p2 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, 128;"""  # fmt: skip
-    out = torch.zeros(128, n)
-    maps = [tensor_map(A, (128, 32), 64), tensor_map(B.T.contiguous(), (32, 32), 64)]
-    made(body, 2, ["a", "out"], gpu="B200")((1,), (128,), 32768, *maps, A, out)
-    assert torch.equal(out, A.float() @ B.float())
 
 
 def test_matrices_of_what_was_never_written_are_a_fault():

@@ -3,15 +3,12 @@
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from attention_check.commands import reports
 from attention_check.judge.findings import Judgement
 from attention_check.measure.plan import CheckPlan
 from attention_check.report.about import package_of
-from fa_lib.commands.cli import app
 from fa_lib.execution.machine import installed
-from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
@@ -44,25 +41,9 @@ def test_a_page_its_files_and_its_record_name_the_kernel_and_the_gpu(tmp_path):
     assert Judgement.of(report.record).subject == KernelRef.of(FLASH, "A100").key
 
 
-@pytest.mark.parametrize("command", [
-    ["check", "kernel", FLASH, "--gpu", "A100", "--check", "causality"],
-    ["compare", "flash", f"gpu:A100:{FLASH}", "--n", "64"],
-    ["check", "kernel", "no_such:kernel", "--gpu", "A100"],
-])  # fmt: skip
-def test_a_command_names_them_too(command):
-    done = CliRunner().invoke(app, command, prog_name="fa-lib")
-    assert f"{FLASH} on A100" in done.output or "'no_such:kernel on A100'" in done.output, done.output
-    assert not INNER.search(done.output)
-
-
 @pytest.mark.parametrize("name, package", [
     ("fa2", "flash-attn 2.8.3"), ("attention_gallery.flash_attn_kernels:fa2_cuda", "flash-attn 2.8.3"),
     ("numpy:dot", f"numpy {installed('numpy')}"),
 ])  # fmt: skip
 def test_the_package_of_a_page_is_the_kernels(name, package):
     assert package_of(KernelRef.of(name, "A100")) == package
-
-
-def test_no_page_of_the_documentation_has_the_inner_name():
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    assert not [page.name for page in pages if INNER.search(page.read_text())]
