@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import pandas as pd
@@ -216,7 +216,7 @@ class _Asker:
 
     def inputs_of(self, fmt, call, batch, times=1.0):
         """Q, so many times as large, K, V and the options of a call; its last queries alone where these are few."""
-        q, k, v = draw("normal", 0, *call.shapes(self.head_dim, batch=batch))
+        q, k, v = _normal(*call.shapes(self.head_dim, batch=batch))
         q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
         options: dict[str, Any] = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
         if self.queries:
@@ -225,12 +225,17 @@ class _Asker:
         return q, k, v, options | self.options
 
     def _inputs(self, fmt, shape):
-        return (fmt(x).to(self.device, fmt.dtype) for x in draw("normal", 0, shape))
+        return (fmt(x).to(self.device, fmt.dtype) for x in _normal(shape, shape))
 
     def row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
         of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
         self.rows.append(of | dict(outcome=outcome, note=note, problem=problem, times=times))
         return outcome
+
+
+@lru_cache(maxsize=2)  # most calls have the shapes of the one before
+def _normal(shape, kv_shape):
+    return draw("normal", 0, shape, kv_shape)
 
 
 def formats(asked: pd.DataFrame) -> list[str]:

@@ -32,17 +32,26 @@ def examine(
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
     kernel = kernel if callable(kernel) else KernelRef.of(kernel)
+    likely = CheckedKernel.likely(kernel, depth, device=device, beside=_others(beside, kernel))
+    references().prefetch(_needs(likely))  # while it is seen what the kernel can do
     way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
-    others = tuple(name for name in beside if name != f"{way.kernel}")
-    checked = CheckedKernel.of(way, depth, device=device, cache=cache, beside=others)
+    checked = CheckedKernel.of(way, depth, device=device, cache=cache, beside=_others(beside, way.kernel))
     found = Measurements(way.conventions, way.asked)
     if not checked.judged:
         return found
     tables = {name: TABLES[name] for name, _ in found.items()}
     with files_in(cache):
-        tasks = dict.fromkeys(task for table in tables.values() for task in table.needs(checked))
-        references().prefetch([*tasks])
+        references().prefetch(_needs(checked))
         for name, table in tables.items():
             if table.run:
                 found = replace(found, **{name: table.run(checked, found)})
     return found
+
+
+def _others(names, kernel):
+    return tuple(name for name in names if name != f"{kernel}")
+
+
+def _needs(checked):
+    """The reference values of every table, each once, in their order."""
+    return [*dict.fromkeys(task for table in TABLES.values() for task in table.needs(checked))]

@@ -28,17 +28,24 @@ from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.pools import end_with_parent
+from fa_lib.numerics.rounding_loops import nearest_loop
 
 NICE = 10  # the kernel that is judged goes first
 
 
 class ReferenceWorker:
-    """A process that computes tasks ahead; it begins to import when it is made."""
+    """A process that computes tasks ahead; it begins to import when it is made.
 
-    def __init__(self):
+    Args:
+        forked: it has what this process has imported. That needs a process in which torch has computed nothing yet:
+            torch's threads do not survive a fork, nor does its backward pass.
+    """
+
+    def __init__(self, forked: bool = False):
         before = {*multiprocessing.active_children()}
         self.futures: dict = {}
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
+        context = multiprocessing.get_context("fork" if forked else "spawn")
+        self.pool = ProcessPoolExecutor(1, context, _begin)
         self.ready = self.pool.submit(os.getpid)
         self.processes = {*multiprocessing.active_children()} - before
 
@@ -47,9 +54,10 @@ class ReferenceWorker:
 
         Args:
             tasks: (fn, *given), each once, in the order in which `get` will ask for them; all of them values that
-                pickle can send and a dict can have as keys.
+                pickle can send and a dict can have as keys. Earlier ones that are not among them are dropped.
         """
-        self.futures = {task: self.pool.submit(_pickled, *task) for task in reversed(tasks)}
+        kept = {task: future for task, future in self.futures.items() if task in {*tasks} or not future.cancel()}
+        self.futures = kept | {task: self.pool.submit(_pickled, *task) for task in reversed(tasks) if task not in kept}
 
     def get(self, fn: Callable, *given: Any) -> Any:
         """Return fn(*given), computed here where the worker has not begun with it."""
@@ -143,13 +151,19 @@ def files_in(folder: str | Path):
 
 
 @contextmanager
-def reference_worker() -> Iterator[None]:
+def reference_worker(forked: bool = False) -> Iterator[None]:
     """Inside, `references` has a worker; where there is no second core it has none.
 
     It is for a command, whose process has torch's own settings: the worker does not know of others. Both compute on one
     thread (`calls.judged_by_one_thread`), so that their bits are the same.
+
+    Args:
+        forked: as of ReferenceWorker.
     """
-    worker = ReferenceWorker() if _cores() > 1 and os.name == "posix" else None
+    if forked:
+        importlib.import_module("attention_check.measure.examine")
+        nearest_loop(True)  # is compiled once for both
+    worker = ReferenceWorker(forked) if _cores() > 1 and os.name == "posix" else None
     try:
         with _using(replace(references(), worker=worker)) if worker else nullcontext():
             yield

@@ -14,11 +14,18 @@ from attention_check.measure.carry import carried, carry
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.closeness import bounded_inputs, bounds, tolerance_of
 from attention_check.measure.determinism import repeats
-from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, redraw_failures, worst_draws
+from attention_check.measure.draws import (
+    BIAS_DRAWS,
+    OF_LENGTHS,
+    OF_SHAPES,
+    certainly_unbiased,
+    redraw_failures,
+    undecided,
+    worst_draws,
+)
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import (
     ORDINARY,
-    ROWS,
     TROUBLE,
     WORST,
     Inputs,
@@ -39,24 +46,32 @@ from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 from fa_lib.theory.worst_inputs import worst_inputs
 
-# of `measure`
+BESIDE = 128  # queries of the kernels that stand beside it
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
 
 
 def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
-    """Measure errors over N, formats, numbers of queries and seeds: rows of `measure`; those of `beside`, too."""
+    """Measure errors over N, formats, numbers of queries and draws: rows of `measure`; those of `beside`, too. A call
+    is drawn until it is certainly within the rule (`draws`), and at most as often as the plan says."""
+
+    def measured(inputs: Sequence[Inputs]) -> pd.DataFrame:
+        return checked.sweep(measure, dict(inputs=[*inputs]), names=[checked.kernel])
+
+    def again(call: pd.Series, seeds: range) -> pd.DataFrame:
+        return measured([replace(_inputs(call), seed=seed) for seed in seeds])
+
     inputs, order = checked.over_lengths()
-    table = checked.sweep(measure, dict(inputs=[inputs[i] for i in order]), names=[checked.kernel])
-    table = redraw_failures(
-        table.set_axis(order).sort_index().reset_index(drop=True), OF_LENGTHS, ALLOWED["o"],
-        lambda call, seeds: checked.sweep(
-            measure, dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]), names=[checked.kernel]
-        ),
-    )  # fmt: skip
-    emulated = _emulated(checked)
-    if emulated:
-        more = sweep(measure_emulated, dict(inputs=emulated), fixed=dict(names=checked.beside), cache=checked.cache)
-        table = pd.concat([table, more], ignore_index=True)
+    table = measured([inputs[i] for i in order]).set_axis(order).sort_index().reset_index(drop=True)
+    for _ in range(1, checked.plan.seeds):
+        calls = undecided(table[table.n.isin(checked.plan.lengths)], ALLOWED["o"])
+        if not len(calls):
+            break
+        more = [_inputs(call) for _, call in calls.iterrows()]
+        table = pd.concat([table, measured([replace(each, seed=each.seed + 1) for each in more])], ignore_index=True)
+    table = redraw_failures(table, OF_LENGTHS, ALLOWED["o"], again)
+    if emulated := _emulated(checked):
+        beside = sweep(measure_emulated, dict(inputs=emulated), fixed=dict(names=checked.beside), cache=checked.cache)
+        table = pd.concat([table, beside], ignore_index=True)
     return table
 
 
@@ -84,8 +99,16 @@ def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 
 def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
-    """Measure errors on inputs that make trouble: rows of `measure`."""
-    return checked.sweep(measure, dict(inputs=_troubled(checked)), names=[checked.kernel])
+    """Measure errors on inputs that make trouble: rows of `measure`. Inputs are drawn BIAS_DRAWS times, and as often as
+    the plan says where that leaves a doubt whether outputs are biased (`draws.certainly_unbiased`)."""
+    few = min(BIAS_DRAWS, checked.plan.bias_seeds)
+    table = checked.sweep(measure, dict(inputs=_troubled(checked, few)), names=[checked.kernel])
+    in_doubt = {at for at, rows in table.groupby(["fmt", "distribution"]) if not certainly_unbiased(rows.outwards)}
+    rest = _troubled(checked, checked.plan.bias_seeds - few, checked.plan.first_seed + few)
+    more = [each for each in rest if (each.fmt, each.distribution) in in_doubt]
+    if not more:
+        return table
+    return pd.concat([table, checked.sweep(measure, dict(inputs=more), names=[checked.kernel])], ignore_index=True)
 
 
 def within_bounds(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
@@ -127,10 +150,10 @@ def casts(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 
 def _emulated(checked):
-    """Inputs of the kernels that stand beside it: fewer, as no row of theirs knows of another."""
-    seeds = min(2, checked.plan.seeds)
+    """Inputs of the kernels that stand beside it: of fewer queries, as no row of theirs knows of another."""
     lengths = checked.plan.lengths if checked.beside else ()
-    return [each for n in lengths for each in checked.inputs_for(ORDINARY, n, [min(n, ROWS)], seeds)]
+    draws = min(2, checked.plan.seeds)
+    return [each for n in lengths for each in checked.inputs_for(ORDINARY, n, [min(n, BESIDE)], draws)]
 
 
 def _grids(checked):
@@ -140,10 +163,10 @@ def _grids(checked):
     return grids_of(shapes, sorted({checked.way.head_dim, *plan.head_dims}), checked.judged, plan.first_seed)
 
 
-def _troubled(checked):
+def _troubled(checked, draws, first=None):
     """Inputs of `on_trouble`."""
     names = [name for name in TROUBLE if name != UNEVEN or not checked.top_left]
-    return checked.inputs_for(names, checked.plan.troubled_n, [None], checked.plan.bias_seeds)
+    return checked.inputs_for(names, checked.plan.troubled_n, [None], draws, first)
 
 
 def needs_of_lengths(checked: CheckedKernel) -> list[tuple]:
@@ -163,7 +186,7 @@ def needs_of_shapes(checked: CheckedKernel) -> list[tuple]:
 def needs_of_trouble(checked: CheckedKernel) -> list[tuple]:
     """List the reference values of `on_trouble`: worst inputs are searched for, before anything is computed on them."""
     tasks: list[tuple] = []
-    for each in _troubled(checked):
+    for each in _troubled(checked, min(BIAS_DRAWS, checked.plan.bias_seeds)):
         if each.distribution == WORST:
             tasks.append((worst_inputs, each.n, each.seed, each.head_dim))
         tasks.append((reference_values, each))

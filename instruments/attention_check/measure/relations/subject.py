@@ -3,8 +3,9 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from fa_lib.kernels.rule import ALLOWED, baseline_for, rounds_scores_twice
 from fa_lib.numerics.formats import BF16, FP64, Format
 from fa_lib.numerics.metrics import over_baseline
 
+_KEPT: dict[tuple, Any] = {}  # a few numbers for each call
 BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
 CONVENTION = "convention"  # another answer than the relation's, which many kernels give: reported, not counted
 
@@ -31,7 +33,7 @@ class KernelUnderTest:
     Attributes:
         fn: called fn(q, k, v, **options).
         fmt: of Q, K and V. head_dim, device, seed: of every draw. n: keys, where a relation names no other number.
-        able: where it says that the kernel always masks causally, every call asks for that. kept: what `allowed` found.
+        able: where it says that the kernel always masks causally, every call asks for that.
     """
 
     fn: Callable
@@ -41,7 +43,6 @@ class KernelUnderTest:
     able: Capabilities = ALL_CAPABILITIES
     seed: int = 0
     n: int = 256
-    kept: dict = field(default_factory=dict, compare=False, repr=False)
 
     def draw(
         self, n_q: int = 0, n_kv: int = 0, batch: int = 2, heads: int = 2, kv_heads: int = 0
@@ -90,11 +91,13 @@ class KernelUnderTest:
 
     def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
         """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
-        of = dict(precision=rounds_scores_twice(self.fmt)), dict(precision=Precision.uniform(FP64))
+        return self._kept(self._allowed_gradients, dO, q, k, v, **options)
+
+    def _allowed_gradients(self, dO, q, k, v, **options):
         both = []
-        for how in of:
+        for precision in (rounds_scores_twice(self.fmt), Precision.uniform(FP64)):
             tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
-            o = kernels.reference(*tensors, **how, **self._all(options))
+            o = kernels.reference(*tensors, precision=precision, **self._all(options))
             both.append(torch.autograd.grad(o, tensors, dO.double()))
         return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
 
@@ -106,16 +109,22 @@ class KernelUnderTest:
         """How far a kernel within the rule may be from the golden value: ALLOWED["o"] times Baseline's largest error on
         the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
         kernel's answers to two calls that have one golden value."""
-        arguments = (q, k, v, *options.values())
-        key = (*options, *(_digest(x) if isinstance(x, Tensor) else x for x in arguments))
-        if key not in self.kept:  # the cases of a relation often ask the same
-            self.kept[key] = self._allowed(q, k, v, **options)
-        return self.kept[key]
+        return self._kept(self._allowed, q, k, v, **options)
 
     def _allowed(self, q, k, v, **options):
         golden = self.golden(q, k, v, **options)
         baseline = baseline_for(self.fmt)(q, k, v, **self._all(options))
         return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
+
+    def _kept(self, compute, *tensors, **options):
+        """What a method computes of a call, which knows no kernel: many cases of many relations need the same."""
+        options = self._all(options)
+        arguments = (*tensors, *options.values())
+        of = (compute.__name__, self.fmt, *options)
+        key = (*of, *(_digest(x) if isinstance(x, Tensor) else x for x in arguments))
+        if key not in _KEPT:
+            _KEPT[key] = compute(*tensors, **options)
+        return _KEPT[key]
 
     def _all(self, options):
         return (dict(causal=True) if self.able.causal else {}) | options
