@@ -19,9 +19,9 @@ the rule is ever stopped so with probability UNSURE at most. With a larger mean 
 sub-Gaussian with s^2.
 
 **A bias** is reported from SIDE ulp on, if its interval over draws leaves 0 out. The mean of thousands of outputs has a
-standard deviation of at most BIAS_SPREAD from draw to draw, so that the mean of n draws of a kernel with a bias of SIDE
-is below SIDE - z BIAS_SPREAD / sqrt(n) with probability UNSURE, z its quantile of the normal distribution. Outputs that
-are nearer to 0 after BIAS_DRAWS draws are drawn no further."""
+standard deviation of BIAS_SPREAD from draw to draw, or what is seen where that is more, so that the mean of n draws of
+a kernel with a bias of SIDE is below SIDE - z BIAS_SPREAD / sqrt(n) with probability UNSURE, z its quantile of the
+normal distribution. Outputs that are nearer to 0 after BIAS_DRAWS draws are drawn no further."""
 
 import math
 from collections.abc import Callable
@@ -108,8 +108,8 @@ def undecided(rows: pd.DataFrame, allowed: float) -> pd.DataFrame:
 
 def certainly_unbiased(outwards: pd.Series) -> bool:
     """Whether mean errors away from zero, one a draw, leave no doubt that a kernel's is below SIDE; NaN does."""
-    z = -NormalDist().inv_cdf(UNSURE / 2)
-    return bool(abs(outwards.mean(skipna=False)) + z * BIAS_SPREAD / math.sqrt(len(outwards)) < SIDE)
+    z, spread = -NormalDist().inv_cdf(UNSURE / 2), np.nanmax([outwards.std(), BIAS_SPREAD])
+    return bool(abs(outwards.mean(skipna=False)) + z * spread / math.sqrt(len(outwards)) < SIDE)
 
 
 def redraw_failures(

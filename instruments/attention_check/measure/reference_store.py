@@ -16,7 +16,7 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,18 @@ class ReferenceWorker:
         except BrokenExecutor:
             return fn(*given)
 
+    def begin(self, fn: Callable, *given: Any) -> Callable[[], Any]:
+        """Compute fn(*given) after all that was asked for before; return a function that waits for the result."""
+        future = self.pool.submit(_pickled, fn, *given)
+
+        def result() -> Any:
+            try:
+                return pickle.loads(future.result())
+            except BrokenExecutor:
+                return fn(*given)
+
+        return result
+
     def close(self) -> None:
         """End the process."""
         for process in self.processes:
@@ -101,6 +113,10 @@ class ReferenceStore:
     def compute(self, fn: Callable, *given: Any) -> Any:
         """Return fn(*given), which the worker may have computed; no file is read or written."""
         return self.worker.get(fn, *given) if self.worker else fn(*given)
+
+    def begin(self, fn: Callable, *given: Any) -> Callable[[], Any]:
+        """As `ReferenceWorker.begin`; where there is no worker, fn(*given) is computed when the result is asked for."""
+        return self.worker.begin(fn, *given) if self.worker else partial(fn, *given)
 
     def tensors(self, fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
         """Return fn(about): of its file, which has the same bits; else as `compute`, and the file is written.
