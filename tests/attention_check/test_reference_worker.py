@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import BrokenExecutor, wait
-from contextlib import suppress
+from concurrent.futures import wait
 from dataclasses import replace
 from multiprocessing import resource_tracker
 
@@ -69,11 +68,16 @@ def test_what_is_no_longer_needed_is_dropped_and_the_rest_is_kept(worker):
 
 
 def test_what_is_begun_is_computed_there_or_here(worker):
-    assert references().begin(os.getpid)() == next(iter(worker.processes)).pid
-    for process in worker.processes:
-        process.kill()
-    with suppress(BrokenExecutor):
-        assert references().begin(os.getpid)() == os.getpid()
+    wait([worker.ready], 120)
+    begun = references().begin(os.getpid)
+    time.sleep(1)
+    (process,) = worker.processes
+    assert begun() == process.pid
+    process.kill()
+    process.join()
+    assert references().begin(os.getpid)() == os.getpid()
+    references().prefetch([(abs, -1)])
+    assert references().compute(abs, -1) == 1
     assert ReferenceStore().begin(os.getpid)() == os.getpid()
 
 
@@ -137,7 +141,7 @@ def test_tables_have_the_same_bits_with_and_without_it(worker, monkeypatch):
     monkeypatch.setattr(worker, "get", taken)
     with judged_by_one_thread():
         ahead = examine("flash", TINY)
-    assert asked == {*worker.futures}, "each is asked for, and was done there"
+    assert {*worker.futures} <= asked, "each is asked for, and was done there"
     monkeypatch.setattr(worker, "prefetch", lambda tasks: worker.futures.clear())
     with judged_by_one_thread():
         here = examine("flash", TINY)

@@ -13,7 +13,7 @@ import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -56,28 +56,23 @@ class ReferenceWorker:
             tasks: (fn, *given), each once, in the order in which `get` will ask for them; all of them values that
                 pickle can send and a dict can have as keys. Earlier ones that are not among them are dropped.
         """
-        kept = {task: future for task, future in self.futures.items() if task in {*tasks} or not future.cancel()}
-        self.futures = kept | {task: self.pool.submit(_pickled, *task) for task in reversed(tasks) if task not in kept}
+        wanted = {*tasks}
+        kept = {task: future for task, future in self.futures.items() if task in wanted or not future.cancel()}
+        with suppress(BrokenExecutor):  # then all is computed here
+            self.futures = kept | {
+                task: self.pool.submit(_pickled, *task) for task in reversed(tasks) if task not in kept
+            }
 
     def get(self, fn: Callable, *given: Any) -> Any:
         """Return fn(*given), computed here where the worker has not begun with it."""
-        future = self.futures.get((fn, *given))
-        try:
-            return fn(*given) if future is None or future.cancel() else pickle.loads(future.result())
-        except BrokenExecutor:
-            return fn(*given)
+        return _result(self.futures.get((fn, *given)), fn, *given)
 
     def begin(self, fn: Callable, *given: Any) -> Callable[[], Any]:
-        """Compute fn(*given) after all that was asked for before; return a function that waits for the result."""
-        future = self.pool.submit(_pickled, fn, *given)
-
-        def result() -> Any:
-            try:
-                return pickle.loads(future.result())
-            except BrokenExecutor:
-                return fn(*given)
-
-        return result
+        """Compute fn(*given) after all that was asked for before. Return a function that gives the result, as `get`."""
+        future = None
+        with suppress(BrokenExecutor):
+            future = self.pool.submit(_pickled, fn, *given)
+        return partial(_result, future, fn, *given)
 
     def close(self) -> None:
         """End the process."""
@@ -94,6 +89,13 @@ def _begin():
     process_settings.keep_memory()
     torch.set_num_threads(1)
     importlib.import_module("attention_check.measure.examine")
+
+
+def _result(future, fn, *given):
+    try:
+        return fn(*given) if future is None or future.cancel() else pickle.loads(future.result())
+    except BrokenExecutor:
+        return fn(*given)
 
 
 def _pickled(fn, *given):
