@@ -152,7 +152,7 @@ def casts(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 def _emulated(checked):
     """Inputs of the kernels that stand beside it: of fewer queries, as no row of theirs knows of another."""
     lengths = checked.plan.lengths if checked.beside else ()
-    draws = min(2, checked.plan.seeds)
+    draws = max(1, checked.plan.seeds - 1)
     return [each for n in lengths for each in checked.inputs_for(ORDINARY, n, [min(n, BESIDE)], draws)]
 
 

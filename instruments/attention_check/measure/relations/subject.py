@@ -111,6 +111,10 @@ class KernelUnderTest:
         kernel's answers to two calls that have one golden value."""
         return self._kept(self._allowed, q, k, v, **options)
 
+    def apart(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Callable[[], float]:
+        """How far two right answers may be apart, 2 `allowed`, as `difference` takes it."""
+        return lambda: 2 * self.allowed(q, k, v, **options)
+
     def _allowed(self, q, k, v, **options):
         golden = self.golden(q, k, v, **options)
         baseline = baseline_for(self.fmt)(q, k, v, **self._all(options))
@@ -146,7 +150,7 @@ class Found:
     Attributes:
         number: the largest difference of what should be equal, in the units of what is compared; NaN where an answer
             holds NaN.
-        limit: up to which two right answers may differ; 0 where none is allowed.
+        limit: up to which two right answers may differ; 0 where they do not, or may not.
         problem: in words, "" where there is none.
         convention: what is given instead, by convention, in words; "" where nothing is.
     """
@@ -158,8 +162,8 @@ class Found:
 
     @property
     def times(self) -> float:
-        """How many times its limit the number is."""
-        return over_baseline(self.number, self.limit)
+        """How many times its limit the number is; 0 of the same bits, which have no limit."""
+        return over_baseline(self.number, self.limit) if self.number else 0.0
 
     @property
     def outcome(self) -> str:
@@ -170,10 +174,12 @@ class Found:
         return ROUNDING if self.number <= self.limit else BREAKS
 
 
-def difference(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
-    """How far two answers of one shape are apart; 0 is the same bits (and signs of zero do not count)."""
+def difference(a: Tensor, b: Tensor | float, limit: float | Callable[[], float] = 0.0) -> Found:
+    """How far two answers of one shape are apart; 0 is the same bits (and signs of zero do not count). A limit that is
+    a function is computed where they differ."""
     difference = (a.double() - (b.double() if isinstance(b, Tensor) else b)).abs()
-    return Found(math.nan if difference.isnan().any() else difference.max().item(), limit)
+    number = math.nan if difference.isnan().any() else difference.max().item()
+    return Found(number, (limit() if number else 0.0) if callable(limit) else limit)
 
 
 def not_asked(why: str) -> KernelError:
