@@ -10,6 +10,7 @@ from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
 from attention_check.measure.reference_store import files_in, references
+from attention_check.measure.tables import reference_tasks
 from attention_check.measure.way import way_of
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import REFERENCE_KERNELS
@@ -36,18 +37,17 @@ def examine(
     """
     kernel = kernel if callable(kernel) else KernelRef.of(kernel)
     likely = CheckedKernel.likely(kernel, depth, device=device, beside=_others(beside, kernel))
-    references().prefetch(_needs(likely))  # while it is seen what the kernel can do
+    references().prefetch(reference_tasks(likely))  # while it is seen what the kernel can do
     way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
     checked = CheckedKernel.of(way, depth, device=device, cache=cache, beside=_others(beside, way.kernel))
     found = Measurements(way.conventions, way.asked)
     if not checked.judged:
         return found
-    tables = {name: TABLES[name] for name, _ in found.items()}
     with files_in(cache):
-        references().prefetch(_needs(checked))
-        for name, table in tables.items():
-            if table.run:
-                rows = table.run(checked, found)
+        references().prefetch(reference_tasks(checked))
+        for name, _ in found.items():
+            if run := TABLES[name].run:
+                rows = run(checked, found)
                 found = replace(found, **{name: rows})
                 if done:
                     done(in_table(checked.kernel), name, rows)
@@ -56,8 +56,3 @@ def examine(
 
 def _others(names, kernel):
     return tuple(name for name in names if name != f"{kernel}")
-
-
-def _needs(checked):
-    """The reference values of every table, each once, in their order."""
-    return [*dict.fromkeys(task for table in TABLES.values() for task in table.needs(checked))]

@@ -169,34 +169,23 @@ def _troubled(checked, draws, first=None):
     return checked.inputs_for(names, checked.plan.troubled_n, [None], draws, first)
 
 
-def needs_of_lengths(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `over_lengths`."""
+def reference_tasks(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values that the tables of most kernels get of `references`, each once, in their order. Others
+    are got as well: of other draws, and without gradients where a kernel has none."""
+    plan, able, device = checked.plan, checked.able, checked.device
     inputs, order = checked.over_lengths()
-    emulated = ((measure, checked.beside, each) for each in _emulated(checked))
-    return [*((reference_values, inputs[i]) for i in order), *emulated]
-
-
-def needs_of_shapes(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `over_shapes`, which may get others as well: without gradients where a kernel has
-    none, and of other draws."""
-    call: dict[str, Any] = dict(distribution="normal", gradients=checked.able.gradients, device=checked.device)
-    return [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
-
-
-def needs_of_trouble(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `on_trouble`: worst inputs are searched for, before anything is computed on them."""
-    tasks: list[tuple] = []
-    for each in _troubled(checked, min(BIAS_DRAWS, checked.plan.bias_seeds)):
-        if each.distribution == WORST:
+    tasks: list[tuple] = [(reference_values, inputs[i]) for i in order]
+    tasks += [(measure, checked.beside, each) for each in _emulated(checked)]
+    call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients, device=device)
+    tasks += [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
+    for each in _troubled(checked, min(BIAS_DRAWS, plan.bias_seeds)):
+        if each.distribution == WORST:  # they are searched for, before anything is computed on them
             tasks.append((worst_inputs, each.n, each.seed, each.head_dim))
         tasks.append((reference_values, each))
-    return tasks
-
-
-def needs_of_bounds(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `within_bounds`."""
-    call = (checked.plan.troubled_n, checked.plan.first_seed, checked.way.head_dim, checked.device, checked.able)
-    return [(tolerance_of, each) for fmt in checked.judged for each in bounded_inputs(fmt, *call)]
+    for fmt in checked.judged:
+        bounded = bounded_inputs(fmt, plan.troubled_n, plan.first_seed, checked.way.head_dim, device, able)
+        tasks += [(tolerance_of, each) for each in bounded]
+    return [*dict.fromkeys(tasks)]
 
 
 def _inputs(row):
