@@ -58,7 +58,7 @@ class CheckPlan:
 
 
 QUICK = CheckPlan(  # seconds
-    lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
+    lengths=(128, 1024), seeds=1, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
     runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
     square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
