@@ -31,6 +31,7 @@ from attention_check.measure.capability import (
     parameters,
 )
 from fa_lib import kernels
+from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.layouts import first_output
@@ -181,7 +182,7 @@ class _Asker:
         q, k, v = (x.contiguous().requires_grad_() for x in (q, k, v))
         dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
         try:
-            ours = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
+            ours = gradients(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
         except KernelError as error:
             return self.row(asked, error.outcome, problem=str(error), dim=dim)
         due, limit = _golden_gradients(q, k, v, options, dO), _limit(self.gradients_off)
@@ -259,7 +260,7 @@ def adapted(kernel: KernelRef | str | Callable, keys: Iterable[str]) -> KernelRe
 
 def _golden_gradients(q, k, v, options, dO):
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    return torch.autograd.grad(kernels.golden(*exact, inputs=FP64, **options), exact, dO.double())
+    return gradients(kernels.golden(*exact, inputs=FP64, **options), exact, dO.double())
 
 
 def _typed(fn):

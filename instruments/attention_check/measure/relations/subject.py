@@ -14,6 +14,7 @@ from attention_check.isolation.calls import KernelError, call_or_raise, with_ker
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities
 from fa_lib import kernels
+from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.precision import Precision
@@ -84,7 +85,7 @@ class KernelUnderTest:
         if not self.able.gradients:
             raise KernelError(Outcome.REFUSED, "has no gradients")
         inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        grads = torch.autograd.grad(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
+        grads = gradients(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
         if not all(map(finite, grads)):
             raise KernelError(Outcome.MALFORMED, "returns NaN or infinite values in dQ, dK or dV")
         return grads
@@ -98,7 +99,7 @@ class KernelUnderTest:
         for precision in (rounds_scores_twice(self.fmt), Precision.uniform(FP64)):
             tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
             o = kernels.reference(*tensors, precision=precision, **self._all(options))
-            both.append(torch.autograd.grad(o, tensors, dO.double()))
+            both.append(gradients(o, tensors, dO.double()))
         return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
 
     def golden(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
