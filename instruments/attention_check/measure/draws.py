@@ -91,17 +91,25 @@ def certainly_within(times: pd.Series, allowed: float, distribution: str) -> boo
     return bool(steps.sum() <= math.log(UNSURE))
 
 
+def surely_broken(rows: pd.DataFrame, columns: Columns, allowed: float) -> bool:
+    """Whether some call breaks the rule in two draws, or in one by AT_ONCE times what is allowed: the kernel fails."""
+    for _, draws in rows.groupby([*columns.call], sort=False):
+        times = _times(draws, columns)
+        if (times > allowed).sum() > 1 or times.max() > AT_ONCE * allowed:
+            return True
+    return False
+
+
 def undecided(rows: pd.DataFrame, allowed: float) -> pd.DataFrame:
     """The last row of each call of `tables.measure` that is neither certainly within the rule nor beyond it in some
-    draw, and was answered in all. None where some call surely breaks the rule, which decides for all of them."""
+    draw, and was answered in all. None where the kernel fails."""
+    if surely_broken(rows, OF_LENGTHS, allowed):
+        return rows[:0]
     last = []
     for _, draws in rows.groupby([*OF_LENGTHS.call], sort=False):
         times = _times(draws, OF_LENGTHS)
-        beyond = int((times > allowed).sum())
-        if beyond > 1 or times.max() > AT_ONCE * allowed:
-            return rows[:0]
         certain = certainly_within(times, allowed, draws.distribution.iloc[0])
-        if not beyond and len(times) == len(draws) and not certain:
+        if not (times > allowed).any() and len(times) == len(draws) and not certain:
             last.append(draws.index[-1])
     return rows.loc[last]
 

@@ -20,6 +20,7 @@ from attention_check.measure.draws import (
     OF_SHAPES,
     certainly_unbiased,
     redraw_failures,
+    surely_broken,
     undecided,
     worst_draws,
 )
@@ -52,7 +53,8 @@ NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_f
 
 def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Measure errors over N, formats, numbers of queries and draws: rows of `measure`; those of `beside`, too. A call
-    is drawn until it is certainly within the rule (`draws`), and at most as often as the plan says."""
+    is drawn until it is certainly within the rule (`draws`), and at most as often as the plan says. Lengths that are
+    drawn at random, the longest among them, are left out where a kernel fails at those of the plan."""
 
     def measured(inputs: Sequence[Inputs]) -> pd.DataFrame:
         return checked.sweep(measure, dict(inputs=[*inputs]), names=[checked.kernel])
@@ -61,7 +63,12 @@ def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
         return measured([replace(_inputs(call), seed=seed) for seed in seeds])
 
     inputs, order = checked.over_lengths()
-    table = measured([inputs[i] for i in order]).set_axis(order).sort_index().reset_index(drop=True)
+    planned = [i for i in order if inputs[i].n in checked.plan.lengths]
+    table = measured([inputs[i] for i in planned]).set_axis(planned)
+    others = [] if surely_broken(table, OF_LENGTHS, ALLOWED["o"]) else [i for i in order if i not in {*planned}]
+    if others:
+        table = pd.concat([table, measured([inputs[i] for i in others]).set_axis(others)])
+    table = table.sort_index().reset_index(drop=True)
     for _ in range(1, checked.plan.seeds):
         calls = undecided(table[table.n.isin(checked.plan.lengths)], ALLOWED["o"])
         if not len(calls):
@@ -174,6 +181,7 @@ def reference_tasks(checked: CheckedKernel) -> list[tuple]:
     are got as well: of other draws, and without gradients where a kernel has none."""
     plan, able, device = checked.plan, checked.able, checked.device
     inputs, order = checked.over_lengths()
+    order = sorted(order, key=lambda i: inputs[i].n not in plan.lengths)  # stable: as `over_lengths` measures them
     tasks: list[tuple] = [(reference_values, inputs[i]) for i in order]
     tasks += [(measure, checked.beside, each) for each in _emulated(checked)]
     call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients, device=device)
