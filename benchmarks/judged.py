@@ -8,7 +8,7 @@ import torch
 
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import SIDE
+from attention_check.measure.draws import SIDE
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.measure.relations import RELATIONS

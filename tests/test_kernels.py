@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, round_to
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import flash, golden, reference, refusal, rescales, tiled
+from fa_lib.kernels.gradients import gradients
 
 EXACT = Precision.uniform(FP64)
 
@@ -366,3 +367,14 @@ def test_memory_grows_with_the_tile_and_not_with_n_squared():
     """One S of N = 8192 in float64 would be 512 MB; the inputs, rounded, and the output are 4 MB each."""
     peak = subprocess.run([sys.executable, "-c", MEMORY], cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(peak.stdout) < 100
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_gradients_for_a_given_dO_have_torchs_bits(dtype):
+    q, k, v = (x.to(dtype).requires_grad_() for x in draw("normal", 0, (2, 2, 97, 64)))
+    dO = draw("outliers", 1, q.shape)[0].to(dtype)
+    dO[0, 0, 0], dO[0, 0, 1] = 0.0, -0.0
+    o = flash(q * 40, k, v)
+    theirs = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
+    for ours, due in zip(gradients(o, (q, k, v), dO), theirs):
+        assert ours.view(torch.uint8).equal(due.view(torch.uint8))

@@ -11,6 +11,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels import presets
+from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.registry import plain
@@ -78,7 +79,7 @@ class Case:
         q, k, v, dO = (round_to(x, fmt).to(self.device, dtype or fmt.dtype) for x in (*tensors, dO))
         x = [t.requires_grad_(self.gradients) for t in (q, k, v)]
         o = fn(*x, **call.options)
-        return dict(zip(ALLOWED, [o.detach(), *(torch.autograd.grad(o, x, dO) if self.gradients else ())]))
+        return dict(zip(ALLOWED, [o.detach(), *(gradients(o, x, dO) if self.gradients else ())]))
 
 
 def baseline_for(fmt: Format | str) -> Callable:

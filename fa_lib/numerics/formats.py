@@ -257,6 +257,9 @@ def _nearest_of(x, out, fmt):
     if fmt.precision == 53:
         return x
     size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
+    if start != to and size < MANY:  # copied sooner than the other loop is compiled, which many processes never need
+        out.copy_(x)
+        start = to
     loop, threads = nearest_loop(start == to), torch.get_num_threads() if size >= MANY else 1
     if threads == 1:
         loop(start, to, size, *fmt.grid)

@@ -23,7 +23,6 @@ class Table:
         heading: on the page; "" for a table that is drawn there, and not shown.
         rows: the table as a reader wants it. reads: how it is read.
         key: of its anchor on the page; "" is its name.
-        needs: the reference values that `run` will get of `references`, each once, in that order.
     """
 
     run: Callable[[CheckedKernel, Measurements], pd.DataFrame] | None = None
@@ -31,7 +30,6 @@ class Table:
     rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
     reads: str = ""
     key: str = ""
-    needs: Callable[[CheckedKernel], list[tuple]] = lambda checked: []
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ TABLES = {  # in the order of the page
         tables.by_length,
         "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
         "the largest error and of the root mean square. The largest decides: at most 2.",
-        needs=measured.needs_of_lengths,
     ),
     "sums": Table(measured.sums),
     "splits": Table(
@@ -68,18 +65,16 @@ TABLES = {  # in the order of the page
         measured.on_trouble, "Inputs that make trouble", tables.by_input,
         "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
         "95 % interval, beside Baseline's. They are reported, and not counted, unless an answer is at fault.",
-        needs=measured.needs_of_trouble,
     ),
     "bounds": Table(
         measured.within_bounds, "Its outputs beside their own bounds", tables.by_bound,
         "The bound is derived for the inputs at hand (docs/reference/testing.md). The inputs on which it is nearest.",
-        key="bound", needs=measured.needs_of_bounds,
+        key="bound",
     ),
     "shapes": Table(
         measured.over_shapes, "Shapes and masks", tables.by_shape,
         "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
         "which are reported, and counted only where they are wrong by more than 20 %.",
-        needs=measured.needs_of_shapes,
     ),
     "relations": Table(
         measured.relations, "Relations that every kernel should keep",

@@ -1,5 +1,6 @@
 """`fa-lib check`: a kernel, captured tensors, a model."""
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -166,6 +167,7 @@ def check_kernel(
     compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
     with exit_on_error(json_file):
+        fresh = sys.platform == "linux" and "torch" not in sys.modules  # then it has computed nothing
         from attention_check.isolation.isolated_kernel import isolated
         from attention_check.measure.reference_store import reference_worker
         from attention_check.report.page_files import PageFiles
@@ -193,7 +195,7 @@ def check_kernel(
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, ref.label)
         files.clear()
-        beside = nullcontext() if quick or device != "cpu" else reference_worker()
+        beside = nullcontext() if device != "cpu" else reference_worker(fresh)
         with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
             from attention_check.commands import reports
 

@@ -1,8 +1,11 @@
 """The check of a kernel from start to end: isolate it, measure, judge, write the page."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+
+import pandas as pd
 
 from attention_check.adapters import LAYOUTS
 from attention_check.checks import sections
@@ -11,12 +14,14 @@ from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, CheckPlan
-from attention_check.plots.kernel_report import kernel_panels
+from attention_check.measure.reference_store import references
 from attention_check.report.about import circumstances, package_of
-from attention_check.report.page import Report, write_report
+from attention_check.report.page import Report, picture, write_report
 from attention_check.report.page_files import PageFiles
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
+
+PICTURE_OF = {"sums": "sums", "lengths": "growth", "shapes": "rule", "inputs": "sides"}  # table -> its picture
 
 
 def check_kernel(
@@ -46,10 +51,16 @@ def check_kernel(
     plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed)
     files = PageFiles.of(out, kernel.label)
     files.clear()
+    pictures: dict[str, Callable[[], str]] = {}
+
+    def begin_picture(key: str, table: str, rows: pd.DataFrame) -> None:
+        if table in PICTURE_OF:
+            pictures[PICTURE_OF[table]] = references().begin(_drawn, PICTURE_OF[table], key, rows)
+
     with isolated(kernel, timeout) as kernel:
         wait(kernel)
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
-            found = examine(kernel, plan, device)
+            found = examine(kernel, plan, device, done=begin_picture)
         found = replace(found, conduct=conduct(kernel))
     judgement = judge_kernel(kernel, found)
     judged, lengths = KernelRef.of(judgement.subject), found.lengths
@@ -59,9 +70,16 @@ def check_kernel(
         "Layout": "bshd" if "bshd" in judged.readings else kernel.layout,
         "Lengths N": sorted(lengths.n.unique()) if len(lengths) else plan.lengths,
         "head_dim": ", ".join(map(str, lengths.head_dim.unique())) if len(lengths) else "none",
-        "Seeds": f"{plan.seeds}; {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}",
+        "Draws": f"at most {plan.seeds}; at most {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}",
         "Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them",
     }  # fmt: skip
     settings = dict(kernel=judgement.label, device=device) | asdict(plan)
-    tables, panels = sections(judgement.subject, found), kernel_panels(judgement, found)
-    return write_report(files, judgement, tables, panels, found.items(), about, settings)
+    panels = {key: pictures[key]() for key in PICTURE_OF.values() if key in pictures}
+    return write_report(files, judgement, sections(judgement.subject, found), panels, found.items(), about, settings)
+
+
+def _drawn(key, kernel, rows):
+    """A picture of the page, as `page.picture` makes it. Matplotlib is imported where it is drawn."""
+    from attention_check.plots.kernel_report import kernel_panel
+
+    return picture(kernel_panel(key, kernel, rows))

@@ -11,6 +11,7 @@ from torch import Tensor
 from attention_check.adapters import first_output
 from attention_check.isolation.worker import Outcome, unusable
 from fa_lib.execution.untrusted import Untrusted, message, type_name
+from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.options import finite, visible_rows
 
 _KERNELS_THREADS: ContextVar[int | None] = ContextVar("_KERNELS_THREADS", default=None)
@@ -176,5 +177,5 @@ class _Guarded(torch.autograd.Function):
     def backward(ctx, dO):
         wanted = [x for x in ctx.given if x.requires_grad]
         with kernel_errors(), _its_threads():
-            grads = iter(torch.autograd.grad(ctx.o, wanted, dO))
+            grads = iter(gradients(ctx.o, wanted, dO))
         return None, None, *(next(grads) if x.requires_grad else None for x in ctx.given)

@@ -10,7 +10,7 @@ from attention_check.judge.findings import Finding, Severity, within
 from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
 from attention_check.measure.carry import LOST, carried
 from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, formats
-from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
+from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, SIDE, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import EXPLAINED, ROUNDINGS
 from attention_check.measure.relations import RELATIONS
@@ -22,7 +22,6 @@ from fa_lib.kernels.rule import ALLOWED, CALLS
 from fa_lib.numerics.confidence import interval
 from fa_lib.numerics.formats import Format
 
-SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
 MADE = 0.8  # of the squared error is made by the factor, in every setting
 FEWER = 2  # bits of the outputs than of the format
 SAME = 0.1  # of its distance to 1 is what the factor may be off its median: a carry's factor grows with N

@@ -19,6 +19,7 @@ from attention_check.measure.reference_cache import BIASED, draw_inputs
 from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import Reading
 from fa_lib import kernels
+from fa_lib.kernels.gradients import gradients as of_inputs
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.options import ResolvedOptions, finite, visible_rows
 from fa_lib.kernels.precision import Precision
@@ -225,7 +226,7 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel
 
     def of(fn, dtype):
         inputs = [x.detach().to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
-        return torch.autograd.grad(fn(*inputs, **options), inputs, dO.to(dtype))
+        return of_inputs(fn(*inputs, **options), inputs, dO.to(dtype))
 
     fmt, none = Format.of(q.dtype), dict.fromkeys(NUMBERS, math.nan)
     try:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from attention_check.measure.capability import CAUSAL_FEWER, FEWER, Capabilities
+from attention_check.measure.capability import ALL_CAPABILITIES, CAUSAL_FEWER, FEWER, Capabilities
 from attention_check.measure.carry import QUERIES
 from attention_check.measure.plan import CheckPlan, of_one_query
 from attention_check.measure.reference_cache import ORDINARY, Inputs
-from attention_check.measure.way import ONE_QUERY, Way
+from attention_check.measure.way import ONE_QUERY, USUAL, Way
 from fa_lib import kernels
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -59,6 +59,11 @@ class CheckedKernel:
         casts = tuple(fmt for fmt in answered if fmt != "FP64")
         return replace(checked, queries=few, sum_queries=QUERIES[:1] if one_query else QUERIES, cast_formats=casts)
 
+    @classmethod
+    def likely(cls, kernel: KernelRef | Callable, plan: CheckPlan, **settings: Any) -> "CheckedKernel":
+        """What it will be for most kernels, before it is known what this one can do."""
+        return cls(Way(kernel, (), pd.DataFrame(), USUAL[0], ALL_CAPABILITIES), plan, ("BF16", "FP16"), **settings)
+
     @property
     def kernel(self) -> KernelRef | str | Callable:
         return self.way.kernel
@@ -70,8 +75,10 @@ class CheckedKernel:
     @property
     def top_left(self) -> bool:
         """Whether it always masks causally, aligned top-left."""
-        fewer = self.way.asked.asked.isin((FEWER, CAUSAL_FEWER))
-        return self.able.causal and bool((self.way.asked.note[fewer] == "top_left").any())
+        if not self.able.causal:
+            return False
+        asked = self.way.asked
+        return bool((asked.note[asked.asked.isin((FEWER, CAUSAL_FEWER))] == "top_left").any())
 
     @property
     def call(self) -> dict[str, Any]:
@@ -88,28 +95,27 @@ class CheckedKernel:
         """Make the Inputs of n keys, the formats of one draw next to each other.
 
         Args:
-            queries: None is as many as keys. seeds: draws of each; two at most of one query, which has many heads.
-            first: the first seed; None is the plan's.
+            queries: None is as many as keys. seeds: draws of each. first: the first seed; None is the plan's.
         """
         settings: dict[str, Any] = dict(head_dim=self.way.head_dim, causal=self.able.causal, device=self.device)
         first = self.plan.first_seed if first is None else first
         return [
             Inputs(fmt, distribution, n, seed, n_q, **settings)
             for distribution in distributions for n_q in queries
-            for seed in range(first, first + (min(seeds, 2) if n_q == 1 else seeds)) for fmt in self.judged
+            for seed in range(first, first + seeds) for fmt in self.judged
         ]  # fmt: skip
 
     def over_lengths(self) -> tuple[list[Inputs], list[int]]:
-        """Make the Inputs over lengths, of the plan and drawn at random; and the order in which the kernel is called on
-        them: drawn at random too, but that the formats of one draw stay together."""
+        """Make the Inputs of the first draw over lengths, of the plan and drawn at random; and the order in which the
+        kernel is called on them: drawn at random too, but that the formats of one draw stay together."""
         plan, rng = self.plan, random.Random(self.plan.drawn_seed)
         random_lengths = [] if plan.drawn_seed is None else [rng.randint(*ends) for ends in plan.drawn]
-        settings = [(n, plan.seeds, plan.first_seed) for n in plan.lengths]
-        settings += [(n, 1, plan.drawn_seed or 0) for n in random_lengths]
+        settings = [(n, plan.first_seed) for n in plan.lengths]
+        settings += [(n, plan.drawn_seed or 0) for n in random_lengths]
         inputs = []
-        for n, seeds, first in settings:
+        for n, seed in settings:
             queries = (*self.queries, None) if n <= plan.square else self.queries
-            inputs += self.inputs_for(self.distributions, n, queries, seeds, first)
+            inputs += self.inputs_for(self.distributions, n, queries, 1, seed)
         size = len(self.judged)
         blocks = [range(start, start + size) for start in range(0, len(inputs), size)]
         if plan.drawn_seed is not None:

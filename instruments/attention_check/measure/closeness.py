@@ -24,6 +24,7 @@ from fa_lib.numerics.formats import Format
 if TYPE_CHECKING:
     from attention_check.probe.sampling import Sample
 
+BOUNDED = 128  # rows of a call that have a bound, spread evenly
 NO_CAUSE = dict(key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)
 
 
@@ -134,13 +135,13 @@ def bounds(
         one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
         where the kernel gave nothing that is finite.
     """
-    fn, options, furthest = kernel_fn(kernel, able.causal), dict(causal=able.causal), WorstCall()
+    fn, furthest = kernel_fn(kernel, able.causal), WorstCall()
     for inputs in bounded_inputs(judged, n, seed, head_dim, device, able):
-        q, k, v = inputs.tensors()
-        answer = call_kernel(fn, q, k, v)
+        answer = call_kernel(fn, *inputs.tensors())
         if answer.outcome == Outcome.ANSWERED:
-            about = references().compute(tolerance_of, inputs)
-            furthest.add(BoundCheck.of(answer.output, q, k, v, options, about), distribution=inputs.distribution)
+            about, (tensors, options) = references().compute(tolerance_of, inputs), _bounded(inputs)
+            o = answer.output[..., inputs.rows(BOUNDED).to(device), :]
+            furthest.add(BoundCheck.of(o, *tensors, options, about), distribution=inputs.distribution)
     return furthest.table()
 
 
@@ -153,5 +154,14 @@ def bounded_inputs(judged: str, n: int, seed: int, head_dim: int, device: str, a
 
 
 def tolerance_of(inputs: Inputs) -> Tolerance:
-    """The tolerance of a kernel that carries FP32, on some Inputs."""
-    return tolerance(*inputs.tensors(), precision=inputs.fmt, causal=inputs.causal)
+    """The tolerance of a kernel that carries FP32, of BOUNDED rows of some Inputs."""
+    tensors, options = _bounded(inputs)
+    return tolerance(*tensors, precision=inputs.fmt, **options)
+
+
+def _bounded(inputs):
+    """The tensors and options of a call of these rows alone."""
+    (q, k, v), rows = inputs.tensors(), inputs.rows(BOUNDED)
+    if len(rows) == q.shape[-2]:
+        return (q, k, v), dict(causal=inputs.causal)
+    return (q[..., rows.to(q.device), :], k, v), inputs.options(rows, k.shape[-2])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import pandas as pd
@@ -32,6 +32,7 @@ from attention_check.measure.capability import (
     parameters,
 )
 from fa_lib import kernels
+from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.options import finite
@@ -168,11 +169,11 @@ class _Asker:
         except KernelError as error:
             defect = answered and not str(error).startswith(NO_BACKWARD)
             return self.row(GRADIENTS, error.outcome, NAMED if defect else "", str(error))
-        if all(map(finite, grads)):
-            due = self._golden_gradients(q, k, v, self.options, torch.ones_like(q, dtype=torch.float64))
-            self.gradients_off = max(map(wrong_answers.distance, grads, due))
-            return self.row(GRADIENTS)
-        return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
+        if not all(map(finite, grads)):
+            return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
+        due = _golden_gradients(q, k, v, self.options, torch.ones_like(q, dtype=torch.float64))
+        self.gradients_off = max(map(wrong_answers.distance, grads, due))
+        return self.row(GRADIENTS)
 
     def ask_gradients_of(self, asked: str, fmt: Format, call: Call, dim: int = 0) -> Outcome:
         """Whether the gradients of a call are right: at another head_dim, dim, or with an option."""
@@ -180,19 +181,13 @@ class _Asker:
         q, k, v = (x.contiguous().requires_grad_() for x in (q, k, v))
         dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
         try:
-            ours = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
+            ours = gradients(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
         except KernelError as error:
             return self.row(asked, error.outcome, problem=str(error), dim=dim)
-        due = self._golden_gradients(q, k, v, options, dO)
-        limit = _limit(self.gradients_off)
+        due, limit = _golden_gradients(q, k, v, options, dO), _limit(self.gradients_off)
         wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b, limit)]
-        if not wrong:
-            return self.row(asked, dim=dim)
-        return self.row(asked, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=dim)
-
-    def _golden_gradients(self, q, k, v, options, dO):
-        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        return torch.autograd.grad(kernels.golden(*exact, inputs=FP64, **options), exact, dO.double())
+        problem = f"returns another {' and '.join(wrong)}" if wrong else ""
+        return self.row(asked, Outcome.WRONG if wrong else Outcome.ANSWERED, problem=problem, dim=dim)
 
     def ask_sinks_gradient(self, fmt: Format) -> Outcome:
         """Whether the sinks have a gradient, and the right one."""
@@ -208,14 +203,12 @@ class _Asker:
                 ours = gradient(self.fn)
         except KernelError as error:
             return self.row(SINKS_GRADIENT, error.outcome, problem=str(error))
-        exact = gradient(kernels.golden, inputs=fmt)
-        if _far(ours, exact.double()):
-            return self.row(SINKS_GRADIENT, Outcome.WRONG, "other")
-        return self.row(SINKS_GRADIENT)
+        wrong = _far(ours, gradient(kernels.golden, inputs=fmt).double())
+        return self.row(SINKS_GRADIENT, *((Outcome.WRONG, "other") if wrong else ()))
 
     def inputs_of(self, fmt, call, batch, times=1.0):
         """Q, so many times as large, K, V and the options of a call; its last queries alone where these are few."""
-        q, k, v = draw("normal", 0, *call.shapes(self.head_dim, batch=batch))
+        q, k, v = _normal(*call.shapes(self.head_dim, batch=batch))
         q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
         options: dict[str, Any] = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
         if self.queries:
@@ -224,12 +217,17 @@ class _Asker:
         return q, k, v, options | self.options
 
     def _inputs(self, fmt, shape):
-        return (fmt(x).to(self.device, fmt.dtype) for x in draw("normal", 0, shape))
+        return (fmt(x).to(self.device, fmt.dtype) for x in _normal(shape, shape))
 
     def row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
         of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
         self.rows.append(of | dict(outcome=outcome, note=note, problem=problem, times=times))
         return outcome
+
+
+@lru_cache(maxsize=2)  # most calls have the shapes of the one before
+def _normal(shape, kv_shape):
+    return draw("normal", 0, shape, kv_shape)
 
 
 def formats(asked: pd.DataFrame) -> list[str]:
@@ -257,6 +255,11 @@ def adapted(kernel: KernelRef | str | Callable, keys: Iterable[str]) -> KernelRe
     if isinstance(kernel, (KernelRef, str)):
         return KernelRef.of(kernel).read_as(*readings)
     return reduce(read_as, readings, kernel)
+
+
+def _golden_gradients(q, k, v, options, dO):
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    return gradients(kernels.golden(*exact, inputs=FP64, **options), exact, dO.double())
 
 
 def _typed(fn):

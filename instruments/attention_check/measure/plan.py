@@ -14,10 +14,10 @@ class CheckPlan:
     """How thoroughly a kernel is examined.
 
     Attributes:
-        lengths: N, for the growth of the error; seeds: of each, and two where one query has many heads (`Inputs`).
+        lengths: N, for the growth of the error; seeds: draws of each at most, until its verdict is certain (`draws`).
         shapes: of the rule over shapes and masks, keys of `rule.CALLS`; head_dims: of each, beside the kernel's own, in
             one format and the next by turns.
-        troubled_n: N of the inputs that make trouble; bias_seeds: of each.
+        troubled_n: N of the inputs that make trouble; bias_seeds: draws of each at most.
         runs: of one call, for determinism.
         asked_queries, asked_head_dims: as `contract` has them.
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
@@ -58,7 +58,7 @@ class CheckPlan:
 
 
 QUICK = CheckPlan(  # seconds
-    lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
+    lengths=(128, 1024), seeds=1, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
     runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
     square=1024, drawn=((4097, 6144),),
 )  # fmt: skip

@@ -23,7 +23,7 @@ WORST = "worst found"  # the worst that a search found for a kernel that carries
 ORDINARY = ("uniform", "normal")
 TROUBLE = (*(name for name in DISTRIBUTIONS if name not in ORDINARY), BIASED, WORST)
 OUTPUTS = 1024  # compared at least: the largest error of a few could be small by luck, Baseline's too
-ROWS = 512  # of O that are compared at most, spread evenly: with head_dim 64, of 32,768 outputs
+ROWS = 256  # of O that are compared at most, spread evenly: with head_dim 64, of 16,384 outputs
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,22 @@ class Inputs:
         q, k, v = _drawn(self)
         return q.clone(), k.clone(), v.clone()  # a kernel may change its own
 
-    def rows(self) -> Tensor:
+    def rows(self, most: int = ROWS) -> Tensor:
         """The rows of O that are compared: int64 (rows,)."""
         n_q = self.queries or self.n
-        return torch.linspace(0, n_q - 1, min(n_q, ROWS), dtype=torch.float64).round().long()
+        return torch.linspace(0, n_q - 1, min(n_q, most), dtype=torch.float64).round().long()
+
+    def options(self, rows: Tensor, n_kv: int) -> dict[str, Any]:
+        """What a kernel with a mask is told, so that some rows alone see what they see in the call."""
+        if not self.causal:
+            return {}
+        last = rows + n_kv - (self.queries or self.n)  # aligned bottom-right
+        return dict(mask=(torch.arange(n_kv) <= last[:, None]).to(self.device))
 
     def compared(self, kernel: Callable, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Those rows (1, heads, rows, d_v) of what a kernel with a mask gives, and no other ones computed."""
         rows = self.rows()
-        if self.causal:  # aligned bottom-right
-            last = rows + k.shape[-2] - q.shape[-2]
-            options["mask"] = (torch.arange(k.shape[-2]) <= last[:, None]).to(q.device)
-        return kernel(q[..., rows.to(q.device), :], k, v, **options)
+        return kernel(q[..., rows.to(q.device), :], k, v, **options, **self.options(rows, k.shape[-2]))
 
 
 @lru_cache(maxsize=1)

@@ -13,10 +13,10 @@ import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,24 @@ from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.pools import end_with_parent
+from fa_lib.numerics.rounding_loops import nearest_loop
 
 NICE = 10  # the kernel that is judged goes first
 
 
 class ReferenceWorker:
-    """A process that computes tasks ahead; it begins to import when it is made."""
+    """A process that computes tasks ahead; it begins to import when it is made.
 
-    def __init__(self):
+    Args:
+        forked: it has what this process has imported. That needs a process in which torch has computed nothing yet:
+            torch's threads do not survive a fork, nor does its backward pass.
+    """
+
+    def __init__(self, forked: bool = False):
         before = {*multiprocessing.active_children()}
         self.futures: dict = {}
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
+        context = multiprocessing.get_context("fork" if forked else "spawn")
+        self.pool = ProcessPoolExecutor(1, context, _begin)
         self.ready = self.pool.submit(os.getpid)
         self.processes = {*multiprocessing.active_children()} - before
 
@@ -47,17 +54,25 @@ class ReferenceWorker:
 
         Args:
             tasks: (fn, *given), each once, in the order in which `get` will ask for them; all of them values that
-                pickle can send and a dict can have as keys.
+                pickle can send and a dict can have as keys. Earlier ones that are not among them are dropped.
         """
-        self.futures = {task: self.pool.submit(_pickled, *task) for task in reversed(tasks)}
+        wanted = {*tasks}
+        kept = {task: future for task, future in self.futures.items() if task in wanted or not future.cancel()}
+        with suppress(BrokenExecutor):  # then all is computed here
+            self.futures = kept | {
+                task: self.pool.submit(_pickled, *task) for task in reversed(tasks) if task not in kept
+            }
 
     def get(self, fn: Callable, *given: Any) -> Any:
         """Return fn(*given), computed here where the worker has not begun with it."""
-        future = self.futures.get((fn, *given))
-        try:
-            return fn(*given) if future is None or future.cancel() else pickle.loads(future.result())
-        except BrokenExecutor:
-            return fn(*given)
+        return _result(self.futures.get((fn, *given)), fn, *given)
+
+    def begin(self, fn: Callable, *given: Any) -> Callable[[], Any]:
+        """Compute fn(*given) after all that was asked for before. Return a function that gives the result, as `get`."""
+        future = None
+        with suppress(BrokenExecutor):
+            future = self.pool.submit(_pickled, fn, *given)
+        return partial(_result, future, fn, *given)
 
     def close(self) -> None:
         """End the process."""
@@ -74,6 +89,13 @@ def _begin():
     process_settings.keep_memory()
     torch.set_num_threads(1)
     importlib.import_module("attention_check.measure.examine")
+
+
+def _result(future, fn, *given):
+    try:
+        return fn(*given) if future is None or future.cancel() else pickle.loads(future.result())
+    except BrokenExecutor:
+        return fn(*given)
 
 
 def _pickled(fn, *given):
@@ -93,6 +115,10 @@ class ReferenceStore:
     def compute(self, fn: Callable, *given: Any) -> Any:
         """Return fn(*given), which the worker may have computed; no file is read or written."""
         return self.worker.get(fn, *given) if self.worker else fn(*given)
+
+    def begin(self, fn: Callable, *given: Any) -> Callable[[], Any]:
+        """As `ReferenceWorker.begin`; where there is no worker, fn(*given) is computed when the result is asked for."""
+        return self.worker.begin(fn, *given) if self.worker else partial(fn, *given)
 
     def tensors(self, fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
         """Return fn(about): of its file, which has the same bits; else as `compute`, and the file is written.
@@ -143,13 +169,19 @@ def files_in(folder: str | Path):
 
 
 @contextmanager
-def reference_worker() -> Iterator[None]:
+def reference_worker(forked: bool = False) -> Iterator[None]:
     """Inside, `references` has a worker; where there is no second core it has none.
 
     It is for a command, whose process has torch's own settings: the worker does not know of others. Both compute on one
     thread (`calls.judged_by_one_thread`), so that their bits are the same.
+
+    Args:
+        forked: as of ReferenceWorker.
     """
-    worker = ReferenceWorker() if _cores() > 1 and os.name == "posix" else None
+    if forked:
+        importlib.import_module("attention_check.measure.examine")
+        nearest_loop(True)  # is compiled once for both
+    worker = ReferenceWorker(forked) if _cores() > 1 and os.name == "posix" else None
     try:
         with _using(replace(references(), worker=worker)) if worker else nullcontext():
             yield

@@ -14,11 +14,19 @@ from attention_check.measure.carry import carried, carry
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.closeness import bounded_inputs, bounds, tolerance_of
 from attention_check.measure.determinism import repeats
-from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, redraw_failures, worst_draws
+from attention_check.measure.draws import (
+    BIAS_DRAWS,
+    OF_LENGTHS,
+    OF_SHAPES,
+    certainly_unbiased,
+    redraw_failures,
+    surely_broken,
+    undecided,
+    worst_draws,
+)
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import (
     ORDINARY,
-    ROWS,
     TROUBLE,
     WORST,
     Inputs,
@@ -39,24 +47,38 @@ from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 from fa_lib.theory.worst_inputs import worst_inputs
 
-# of `measure`
+BESIDE = 128  # queries of the kernels that stand beside it
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
 
 
 def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
-    """Measure errors over N, formats, numbers of queries and seeds: rows of `measure`; those of `beside`, too."""
+    """Measure errors over N, formats, numbers of queries and draws: rows of `measure`; those of `beside`, too. A call
+    is drawn until it is certainly within the rule (`draws`), and at most as often as the plan says. Lengths that are
+    drawn at random, the longest among them, are left out where a kernel fails at those of the plan."""
+
+    def measured(inputs: Sequence[Inputs]) -> pd.DataFrame:
+        return checked.sweep(measure, dict(inputs=[*inputs]), names=[checked.kernel])
+
+    def again(call: pd.Series, seeds: range) -> pd.DataFrame:
+        return measured([replace(_inputs(call), seed=seed) for seed in seeds])
+
     inputs, order = checked.over_lengths()
-    table = checked.sweep(measure, dict(inputs=[inputs[i] for i in order]), names=[checked.kernel])
-    table = redraw_failures(
-        table.set_axis(order).sort_index().reset_index(drop=True), OF_LENGTHS, ALLOWED["o"],
-        lambda call, seeds: checked.sweep(
-            measure, dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]), names=[checked.kernel]
-        ),
-    )  # fmt: skip
-    emulated = _emulated(checked)
-    if emulated:
-        more = sweep(measure_emulated, dict(inputs=emulated), fixed=dict(names=checked.beside), cache=checked.cache)
-        table = pd.concat([table, more], ignore_index=True)
+    planned = [i for i in order if inputs[i].n in checked.plan.lengths]
+    table = measured([inputs[i] for i in planned]).set_axis(planned)
+    others = [] if surely_broken(table, OF_LENGTHS, ALLOWED["o"]) else [i for i in order if i not in {*planned}]
+    if others:
+        table = pd.concat([table, measured([inputs[i] for i in others]).set_axis(others)])
+    table = table.sort_index().reset_index(drop=True)
+    for _ in range(1, checked.plan.seeds):
+        calls = undecided(table[table.n.isin(checked.plan.lengths)], ALLOWED["o"])
+        if not len(calls):
+            break
+        more = [_inputs(call) for _, call in calls.iterrows()]
+        table = pd.concat([table, measured([replace(each, seed=each.seed + 1) for each in more])], ignore_index=True)
+    table = redraw_failures(table, OF_LENGTHS, ALLOWED["o"], again)
+    if emulated := _emulated(checked):
+        beside = sweep(measure_emulated, dict(inputs=emulated), fixed=dict(names=checked.beside), cache=checked.cache)
+        table = pd.concat([table, beside], ignore_index=True)
     return table
 
 
@@ -84,8 +106,16 @@ def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 
 def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
-    """Measure errors on inputs that make trouble: rows of `measure`."""
-    return checked.sweep(measure, dict(inputs=_troubled(checked)), names=[checked.kernel])
+    """Measure errors on inputs that make trouble: rows of `measure`. Inputs are drawn BIAS_DRAWS times, and as often as
+    the plan says where that leaves a doubt whether outputs are biased (`draws.certainly_unbiased`)."""
+    few = min(BIAS_DRAWS, checked.plan.bias_seeds)
+    table = checked.sweep(measure, dict(inputs=_troubled(checked, few)), names=[checked.kernel])
+    in_doubt = {at for at, rows in table.groupby(["fmt", "distribution"]) if not certainly_unbiased(rows.outwards)}
+    rest = _troubled(checked, checked.plan.bias_seeds - few, checked.plan.first_seed + few)
+    more = [each for each in rest if (each.fmt, each.distribution) in in_doubt]
+    if not more:
+        return table
+    return pd.concat([table, checked.sweep(measure, dict(inputs=more), names=[checked.kernel])], ignore_index=True)
 
 
 def within_bounds(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
@@ -127,10 +157,10 @@ def casts(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 
 def _emulated(checked):
-    """Inputs of the kernels that stand beside it: fewer, as no row of theirs knows of another."""
-    seeds = min(2, checked.plan.seeds)
+    """Inputs of the kernels that stand beside it: of fewer queries, as no row of theirs knows of another."""
     lengths = checked.plan.lengths if checked.beside else ()
-    return [each for n in lengths for each in checked.inputs_for(ORDINARY, n, [min(n, ROWS)], seeds)]
+    draws = max(1, checked.plan.seeds - 1)
+    return [each for n in lengths for each in checked.inputs_for(ORDINARY, n, [min(n, BESIDE)], draws)]
 
 
 def _grids(checked):
@@ -140,40 +170,30 @@ def _grids(checked):
     return grids_of(shapes, sorted({checked.way.head_dim, *plan.head_dims}), checked.judged, plan.first_seed)
 
 
-def _troubled(checked):
+def _troubled(checked, draws, first=None):
     """Inputs of `on_trouble`."""
     names = [name for name in TROUBLE if name != UNEVEN or not checked.top_left]
-    return checked.inputs_for(names, checked.plan.troubled_n, [None], checked.plan.bias_seeds)
+    return checked.inputs_for(names, checked.plan.troubled_n, [None], draws, first)
 
 
-def needs_of_lengths(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `over_lengths`."""
+def reference_tasks(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values that the tables of most kernels get of `references`, each once, in their order. Others
+    are got as well: of other draws, and without gradients where a kernel has none."""
+    plan, able, device = checked.plan, checked.able, checked.device
     inputs, order = checked.over_lengths()
-    emulated = ((measure, checked.beside, each) for each in _emulated(checked))
-    return [*((reference_values, inputs[i]) for i in order), *emulated]
-
-
-def needs_of_shapes(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `over_shapes`, which may get others as well: without gradients where a kernel has
-    none, and of other draws."""
-    call: dict[str, Any] = dict(distribution="normal", gradients=checked.able.gradients, device=checked.device)
-    return [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
-
-
-def needs_of_trouble(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `on_trouble`: worst inputs are searched for, before anything is computed on them."""
-    tasks: list[tuple] = []
-    for each in _troubled(checked):
-        if each.distribution == WORST:
+    order = sorted(order, key=lambda i: inputs[i].n not in plan.lengths)  # stable: as `over_lengths` measures them
+    tasks: list[tuple] = [(reference_values, inputs[i]) for i in order]
+    tasks += [(measure, checked.beside, each) for each in _emulated(checked)]
+    call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients, device=device)
+    tasks += [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
+    for each in _troubled(checked, min(BIAS_DRAWS, plan.bias_seeds)):
+        if each.distribution == WORST:  # they are searched for, before anything is computed on them
             tasks.append((worst_inputs, each.n, each.seed, each.head_dim))
         tasks.append((reference_values, each))
-    return tasks
-
-
-def needs_of_bounds(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values of `within_bounds`."""
-    call = (checked.plan.troubled_n, checked.plan.first_seed, checked.way.head_dim, checked.device, checked.able)
-    return [(tolerance_of, each) for fmt in checked.judged for each in bounded_inputs(fmt, *call)]
+    for fmt in checked.judged:
+        bounded = bounded_inputs(fmt, plan.troubled_n, plan.first_seed, checked.way.head_dim, device, able)
+        tasks += [(tolerance_of, each) for each in bounded]
+    return [*dict.fromkeys(tasks)]
 
 
 def _inputs(row):

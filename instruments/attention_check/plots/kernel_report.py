@@ -1,7 +1,5 @@
 """The figure of a report on somebody's kernel."""
 
-from functools import partial
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -22,6 +20,7 @@ from fa_lib.plots.style import INK, INPUTS, band, by_seed, no_minor_ticks, plain
 
 BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
 TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
+PANELS = {"sums": "sums", "growth": "lengths", "rule": "shapes", "sides": "inputs"}  # key -> table of Measurements
 MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 
@@ -40,33 +39,23 @@ def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Fi
     if not len(found.lengths):
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
-    for ax, (key, draw) in zip(axes.flat, _drawings(judgement, found).items()):
-        draw(ax)
+    for ax, (key, name) in zip(axes.flat, PANELS.items()):
+        _DRAW[key](ax, getattr(found, name), judgement.subject)
         ax.set_title(PICTURES[key].title)
     return captioned(figure, sentences.title(judgement), caption)
 
 
 @styled
-def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, Figure]:
-    """Draw the four panels of `kernel_report` as a figure each, without a title.
+def kernel_panel(key: str, kernel: str, table: pd.DataFrame) -> Figure:
+    """Draw one panel of `kernel_report` as a figure without a title.
 
-    Returns:
-        dict of key of `anchors.PICTURES` -> figure; {} for a kernel that runs in no format.
+    Args:
+        key: of PANELS. kernel: its key. table: of the Measurements, under the panel's name in PANELS.
     """
-    drawings = _drawings(judgement, found) if len(found.lengths) else {}
-    return panels_of(drawings, dict(sides=(4.4, 4.0)))
+    return panels_of({key: lambda ax: _DRAW[key](ax, table, kernel)}, dict(sides=(4.4, 4.0)))[key]
 
 
-def _drawings(judgement, found):
-    return {
-        "sums": partial(_sums, sums=found.sums),
-        "growth": partial(_growth, lengths=found.lengths, kernel=judgement.subject),
-        "rule": partial(_rule, shapes=found.shapes),
-        "sides": partial(_inputs, inputs=found.inputs),
-    }
-
-
-def _sums(ax, sums):
+def _sums(ax, sums, _):
     worst = sums.groupby(["what", "fmt", "keys"])[["lost", "all"]].max().reset_index()  # over numbers of queries
     for sum_name, (marker, fill) in MARKERS.items():
         for fmt, rows in worst[worst.what == sum_name].groupby("fmt", sort=False):
@@ -129,7 +118,7 @@ def _by_draw(rows):
     return frame.fillna(frame.mean()).T
 
 
-def _rule(ax, shapes):
+def _rule(ax, shapes, _):
     tensors = [tensor for tensor in ALLOWED if len(shapes) and (shapes.tensor == tensor).any()]
     rng = np.random.default_rng(0)
     for i, tensor in enumerate(tensors):
@@ -148,7 +137,7 @@ def _rule(ax, shapes):
         ax.legend(loc="upper left")
 
 
-def _inputs(ax, inputs):
+def _inputs(ax, inputs, _):
     names = list(dict.fromkeys(inputs.distribution))[::-1]
     for (fmt, rows), shift in zip(inputs.groupby("fmt", sort=False), (0.16, -0.16)):
         color, marker = READABLE[fmt]
@@ -176,3 +165,6 @@ def _inputs(ax, inputs):
     ax.grid(axis="x")
     if len(names):
         ax.legend(loc="best")
+
+
+_DRAW = {"sums": _sums, "growth": _growth, "rule": _rule, "sides": _inputs}

@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
-from matplotlib.figure import Figure
 
 from attention_check.judge.findings import Judgement, Severity
 from attention_check.report import sentences
@@ -21,6 +19,9 @@ from attention_check.report.page_files import PageFiles
 from attention_check.report.tables import Section
 from fa_lib.execution.results import provenance
 from fa_lib.execution.untrusted import Untrusted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPLATES = Path(__file__).parent
 QUESTIONS = {
@@ -46,26 +47,24 @@ class Report:
 
 
 def write_report(
-    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: Mapping[str, Figure],
+    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure | str]",
     tables: Iterable[tuple[str, pd.DataFrame]], about: Mapping[str, Any], settings: Mapping[str, Any],
 ) -> Report:  # fmt: skip
     """Write the tables, the record and the page of a judgement.
 
     Args:
-        sections: tables of the page. panels: key of `anchors.PICTURES` -> figure, drawn into the page, and closed.
+        sections: tables of the page. panels: key of `anchors.PICTURES` -> figure, or what `picture` made of it.
         tables: name -> table, for a CSV file each. about: name -> value, for the heading: kernel, versions, date.
         settings: name -> value, for the end, and for the record.
     """
     text = page(judgement, sections, panels, about, settings)
     record = judgement.record() | provenance(dict(settings))
     files.write(text, record, tables)
-    for figure in panels.values():
-        plt.close(figure)
     return Report(judgement, files.page, record)
 
 
 def page(
-    judgement: Judgement, sections: Sequence[Section], panels: Mapping[str, Figure] | None = None,
+    judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure | str] | None" = None,
     about: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """The page of a judgement; arguments as of `write_report`."""
@@ -80,8 +79,8 @@ def page(
         groups=[(severity.value, sentences.HEADINGS[severity],
                  [[[_row(one, anchors) for one in run] for run in like] for like in kinds])
                 for severity, kinds in rows.items()],
-        pictures=[dict(key=key, png=png(_literal(figure)), alt=_alternative_text(key, said), words=PICTURES[key])
-                  for key, figure in panels.items()],
+        pictures=[dict(key=key, png=figure if isinstance(figure, str) else picture(figure), words=PICTURES[key],
+                       alt=_alternative_text(key, said)) for key, figure in panels.items()],
         sections=sections, about=_texts(about), settings=_texts(settings),
     )  # fmt: skip
 
@@ -108,6 +107,15 @@ def _finalize(value):
 def _breaking(text):
     """A name may go on in the next line after a dot, a colon or an underscore."""
     return Markup(re.sub(r"([.:_])(?=[^\W\d])", r"\1<wbr>", str(escape(Untrusted(text)))))
+
+
+def picture(figure: "Figure") -> str:
+    """A figure of the page, as `png`; it is closed."""
+    import matplotlib.pyplot as plt  # a page of pictures that are drawn already does without
+
+    drawn = png(_literal(figure))
+    plt.close(figure)
+    return drawn
 
 
 def png(figure) -> str:

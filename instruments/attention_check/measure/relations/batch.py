@@ -11,7 +11,7 @@ def batch_invariance(subject: KernelUnderTest, case: str) -> Found:
     it the same bits alone and among others. One that chooses its splits or tiles by the shape of the call differs, by
     rounding: both answers are within the rule, so at most 2 `allowed` apart."""
     q, k, v = subject.draw()
-    together, limit = subject(q, k, v), 2 * subject.allowed(q, k, v)
+    together, limit = subject(q, k, v), subject.apart(q, k, v)
     if case == "batch":
         return difference(subject(q[1:2], k[1:2], v[1:2]), together[1:2], limit)
     if case == "position in the batch":
@@ -36,7 +36,7 @@ def permutation(subject: KernelUnderTest, case: str) -> Found:
     if case == "queries" and subject.able.causal:
         raise not_asked("masks causally: queries have their places")
     q, k, v = subject.draw(heads=4)
-    limit = 2 * subject.allowed(q, k, v)
+    limit = subject.apart(q, k, v)
     if case == "heads":
         return difference(subject(*(x.flip(1) for x in (q, k, v))).flip(1), subject(q, k, v), limit)
     order = torch.arange(subject.n, device=q.device).roll(37).flip(0)
@@ -54,7 +54,7 @@ def permuted_keys(subject: KernelUnderTest, case: str) -> Found:
     if case == "shuffled":
         order = torch.randperm(subject.n, generator=torch.Generator().manual_seed(subject.seed))
     order = order.to(q.device)
-    return difference(subject(q, k[:, :, order], v[:, :, order]), subject(q, k, v), 2 * subject.allowed(q, k, v))
+    return difference(subject(q, k[:, :, order], v[:, :, order]), subject(q, k, v), subject.apart(q, k, v))
 
 
 @cases("heads and rows swapped", "cut from one tensor", "every second row", "expanded heads", "features far apart")
@@ -74,7 +74,7 @@ def strides(subject: KernelUnderTest, case: str) -> Found:
     if case == "cut from one tensor":
         laid = dict(zip("qkv", torch.cat((q, k, v), -1).chunk(3, -1)))
     plain = subject(*(x.contiguous() for x in (q, k, v)))
-    return difference(subject(*laid.values()), plain, 2 * subject.allowed(q, k, v))
+    return difference(subject(*laid.values()), plain, subject.apart(q, k, v))
 
 
 @cases("outputs", "gradients")
@@ -83,8 +83,11 @@ def two_runs(subject: KernelUnderTest, case: str) -> Found:
     that is furthest off, in its limits, is the one told."""
     q, k, v = subject.draw()
     if case == "outputs":
-        return difference(subject(q, k, v), subject(q, k, v), 2 * subject.allowed(q, k, v))
+        return difference(subject(q, k, v), subject(q, k, v), subject.apart(q, k, v))
     dO = torch.ones_like(q)
     runs = [subject.gradients(dO, q, k, v) for _ in range(2)]
-    limits = [2 * allowed for allowed in subject.allowed_gradients(dO, q, k, v)]
-    return max((difference(*pair) for pair in zip(*runs, limits)), key=lambda found: found.times)
+    found = [
+        difference(*pair, lambda i=i: 2 * subject.allowed_gradients(dO, q, k, v)[i])
+        for i, pair in enumerate(zip(*runs))
+    ]
+    return max(found, key=lambda each: each.times)

@@ -55,7 +55,7 @@ def causality(subject: KernelUnderTest, case: str) -> Found:
     change, in the first block of all, and with one in the middle, off the edges of tiles; and with one of the last key,
     of the last 2 and 9 queries alone, as drafts are verified. The largest difference is told. Limit: 2 `allowed`."""
     q, k, v = subject.draw()
-    o, limit, found = subject(q, k, v, causal=True), 2 * subject.allowed(q, k, v, causal=True), []
+    o, limit, found = subject(q, k, v, causal=True), subject.apart(q, k, v, causal=True), []
     for past in (23, subject.n // 2 + 7):
         other = subject(q, *_changed(k, v, past, case), causal=True)
         found.append(difference(other[:, :, :past], o[:, :, :past], limit))
@@ -86,7 +86,7 @@ def masked_values(subject: KernelUnderTest, case: str) -> Found:
                 raise
             refused = error
         else:
-            found.append(difference(other, o, 2 * subject.allowed(q, k, v, mask=mask)))
+            found.append(difference(other, o, subject.apart(q, k, v, mask=mask)))
     if not found:
         raise refused or not_asked("takes no mask")
     return max(found, key=lambda each: each.number)
@@ -126,7 +126,7 @@ def masked_nan(subject: KernelUnderTest, case: str) -> Found:
     bad[name][:, :, -HIDDEN:] = value
     o, other = subject(q, k, v, **options), subject.anything(q, bad["k"], bad["v"], **options)
     rows = slice(0, -HIDDEN) if causal else slice(None)
-    return difference(other[:, :, rows], o[:, :, rows], 2 * subject.allowed(q, k, v, **options))
+    return difference(other[:, :, rows], o[:, :, rows], subject.apart(q, k, v, **options))
 
 
 @cases(*ADDED, MORE_QUERIES)
@@ -170,7 +170,7 @@ def window(subject: KernelUnderTest, case: str) -> Found:
     q, k, v = subject.draw()
     if case in WIDE:
         wide = subject.n + WIDE[case]
-        return difference(subject(q, k, v, window=(wide, wide)), subject(q, k, v), 2 * subject.allowed(q, k, v))
+        return difference(subject(q, k, v, window=(wide, wide)), subject(q, k, v), subject.apart(q, k, v))
     v = subject.rounded(1 + v.double().abs())
     return difference(subject(q, k, v, window=(0, 0)).double() / v.double(), 1.0, weights(subject, 1))
 
@@ -193,7 +193,7 @@ def window_edges(subject: KernelUnderTest, case: str) -> Found:
     o = subject(q, loud, v, **options)[:, :, row]
     if not edge.hidden:
         return difference(o.double() / v[:, :, key].double(), 1.0, weights(subject, 1))
-    return difference(o, subject(q, k, v, **options)[:, :, row], 2 * subject.allowed(q, k, v, **options))
+    return difference(o, subject(q, k, v, **options)[:, :, row], subject.apart(q, k, v, **options))
 
 
 @cases("token by token", "chunks of 64", "two chunks")
@@ -204,7 +204,7 @@ def prefill_decode(subject: KernelUnderTest, case: str) -> Found:
         raise not_asked("masks causally, aligned top-left: fewer queries are other queries")
     q, k, v = subject.draw()
     n = subject.n
-    prefilled, limit = subject(q, k, v, causal=True), 2 * subject.allowed(q, k, v, causal=True)
+    prefilled, limit = subject(q, k, v, causal=True), subject.apart(q, k, v, causal=True)
     if case == "token by token":
         rows = [(i, i + 1) for i in sorted({0, 1, 15, 16, 63, 64, n // 2 - 1, n // 2, n - 2, n - 1} & set(range(n)))]
     else:

@@ -3,8 +3,9 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import wraps
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from attention_check.isolation.calls import KernelError, call_or_raise, with_ker
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities
 from fa_lib import kernels
+from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.precision import Precision
@@ -20,6 +22,7 @@ from fa_lib.kernels.rule import ALLOWED, baseline_for, rounds_scores_twice
 from fa_lib.numerics.formats import BF16, FP64, Format
 from fa_lib.numerics.metrics import over_baseline
 
+_KEPT: dict[tuple, Any] = {}  # a few numbers for each call
 BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
 CONVENTION = "convention"  # another answer than the relation's, which many kernels give: reported, not counted
 
@@ -31,7 +34,7 @@ class KernelUnderTest:
     Attributes:
         fn: called fn(q, k, v, **options).
         fmt: of Q, K and V. head_dim, device, seed: of every draw. n: keys, where a relation names no other number.
-        able: where it says that the kernel always masks causally, every call asks for that. kept: what `allowed` found.
+        able: where it says that the kernel always masks causally, every call asks for that.
     """
 
     fn: Callable
@@ -41,7 +44,6 @@ class KernelUnderTest:
     able: Capabilities = ALL_CAPABILITIES
     seed: int = 0
     n: int = 256
-    kept: dict = field(default_factory=dict, compare=False, repr=False)
 
     def draw(
         self, n_q: int = 0, n_kv: int = 0, batch: int = 2, heads: int = 2, kv_heads: int = 0
@@ -50,7 +52,7 @@ class KernelUnderTest:
         queries or keys and as many heads of K as of Q where none are named."""
         shape = (batch, heads, n_q or self.n, self.head_dim)
         kv_shape = (batch, kv_heads or heads, n_kv or self.n, self.head_dim)
-        q, k, v = (self.rounded(x) for x in draw("normal", self.seed, shape, kv_shape))
+        q, k, v = (self.rounded(x) for x in _drawn(self.seed, shape, kv_shape))
         return q, k, v
 
     def rounded(self, x: Tensor) -> Tensor:
@@ -83,19 +85,21 @@ class KernelUnderTest:
         if not self.able.gradients:
             raise KernelError(Outcome.REFUSED, "has no gradients")
         inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        grads = torch.autograd.grad(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
+        grads = gradients(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
         if not all(map(finite, grads)):
             raise KernelError(Outcome.MALFORMED, "returns NaN or infinite values in dQ, dK or dV")
         return grads
 
     def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
         """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
-        of = dict(precision=rounds_scores_twice(self.fmt)), dict(precision=Precision.uniform(FP64))
+        return self._kept(self._allowed_gradients, dO, q, k, v, **options)
+
+    def _allowed_gradients(self, dO, q, k, v, **options):
         both = []
-        for how in of:
+        for precision in (rounds_scores_twice(self.fmt), Precision.uniform(FP64)):
             tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
-            o = kernels.reference(*tensors, **how, **self._all(options))
-            both.append(torch.autograd.grad(o, tensors, dO.double()))
+            o = kernels.reference(*tensors, precision=precision, **self._all(options))
+            both.append(gradients(o, tensors, dO.double()))
         return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
 
     def golden(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
@@ -106,19 +110,34 @@ class KernelUnderTest:
         """How far a kernel within the rule may be from the golden value: ALLOWED["o"] times Baseline's largest error on
         the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
         kernel's answers to two calls that have one golden value."""
-        arguments = (q, k, v, *options.values())
-        key = (*options, *(_digest(x) if isinstance(x, Tensor) else x for x in arguments))
-        if key not in self.kept:  # the cases of a relation often ask the same
-            self.kept[key] = self._allowed(q, k, v, **options)
-        return self.kept[key]
+        return self._kept(self._allowed, q, k, v, **options)
+
+    def apart(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Callable[[], float]:
+        """How far two right answers may be apart, 2 `allowed`, as `difference` takes it."""
+        return lambda: 2 * self.allowed(q, k, v, **options)
 
     def _allowed(self, q, k, v, **options):
         golden = self.golden(q, k, v, **options)
         baseline = baseline_for(self.fmt)(q, k, v, **self._all(options))
         return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
 
+    def _kept(self, compute, *tensors, **options):
+        """What a method computes of a call, which knows no kernel: many cases of many relations need the same."""
+        options = self._all(options)
+        arguments = (*tensors, *options.values())
+        of = (compute.__name__, self.fmt, *options)
+        key = (*of, *(_digest(x) if isinstance(x, Tensor) else x for x in arguments))
+        if key not in _KEPT:
+            _KEPT[key] = compute(*tensors, **options)
+        return _KEPT[key]
+
     def _all(self, options):
         return (dict(causal=True) if self.able.causal else {}) | options
+
+
+@lru_cache(maxsize=4)  # one draw serves most cases of most relations
+def _drawn(seed, shape, kv_shape):
+    return draw("normal", seed, shape, kv_shape)
 
 
 def _digest(x):
@@ -132,7 +151,7 @@ class Found:
     Attributes:
         number: the largest difference of what should be equal, in the units of what is compared; NaN where an answer
             holds NaN.
-        limit: up to which two right answers may differ; 0 where none is allowed.
+        limit: up to which two right answers may differ; 0 where they do not, or may not.
         problem: in words, "" where there is none.
         convention: what is given instead, by convention, in words; "" where nothing is.
     """
@@ -144,8 +163,8 @@ class Found:
 
     @property
     def times(self) -> float:
-        """How many times its limit the number is."""
-        return over_baseline(self.number, self.limit)
+        """How many times its limit the number is; 0 of the same bits, which have no limit."""
+        return over_baseline(self.number, self.limit) if self.number else 0.0
 
     @property
     def outcome(self) -> str:
@@ -156,10 +175,12 @@ class Found:
         return ROUNDING if self.number <= self.limit else BREAKS
 
 
-def difference(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
-    """How far two answers of one shape are apart; 0 is the same bits (and signs of zero do not count)."""
+def difference(a: Tensor, b: Tensor | float, limit: float | Callable[[], float] = 0.0) -> Found:
+    """How far two answers of one shape are apart; 0 is the same bits (and signs of zero do not count). A limit that is
+    a function is computed where they differ."""
     difference = (a.double() - (b.double() if isinstance(b, Tensor) else b)).abs()
-    return Found(math.nan if difference.isnan().any() else difference.max().item(), limit)
+    number = math.nan if difference.isnan().any() else difference.max().item()
+    return Found(number, (limit() if number else 0.0) if callable(limit) else limit)
 
 
 def not_asked(why: str) -> KernelError:
