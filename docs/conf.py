@@ -4,11 +4,16 @@ import csv
 import itertools
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
+import typer
 
+from attention_check.measure.relations import RELATIONS
 from attention_gallery.commands import pages
+from fa_lib.commands.cli import app
 from fa_lib.execution import ledger
 
 ROOT = Path(__file__).parent.parent
@@ -100,12 +105,50 @@ def mutants() -> str:
     return "\n\n".join(parts)
 
 
-INSERTED = dict(ledger=ledgers_tables, columns=columns, mutants=mutants)  # name -> a function that makes Markdown
+def commands(group, words: str) -> Iterator[tuple[str, Any]]:
+    """Yield the words of each command below a group, and the command."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{words} {name}")
+        else:
+            yield f"{words} {name}", command
+
+
+def options(words: str) -> str:
+    """Return a table of a command's arguments and options, in the words of its --help."""
+    lines = []
+    for each in dict(commands(typer.main.get_command(app), "fa-lib"))[words].params:
+        default = "" if each.default in (None, "", False) else f" ({each.default})"
+        lines.append([", ".join(f"`{name}`" for name in (*each.opts, *each.secondary_opts)), f"{each.help}{default}"])
+    return ledger.markdown_table(["name", "meaning (default)"], lines)
+
+
+def findings(kind: str) -> str:
+    """Return the findings of a kind and subject, as "counts kernel"."""
+    rows = [row for row in rows_of("findings.csv") if f"{row['kind']} {row['about']}" == kind]
+    lines = ([f"`{row['name']}`", row["wrong"], row["change"]] for row in rows)
+    return ledger.markdown_table(["name", "what is wrong, or what it reports", "what to change"], lines)
+
+
+def relations() -> str:
+    """Return each relation: what must hold, where it was broken, and why it breaks."""
+    lines = []
+    for row in rows_of("relations.csv"):
+        each = RELATIONS[row["name"]]
+        lines.append([f"`{each.key}`", each.says, each.source, row["cause"], row["limit"]])
+    return ledger.markdown_table(["relation", "what must hold", "source", "usual cause of a break", "limit"], lines)
+
+
+INSERTED = dict(  # name -> a function that makes Markdown of the words behind the name
+    ledger=ledgers_tables, columns=columns, mutants=mutants, gallery=pages.judged, numbers=pages.numbers,
+    options=options, findings=findings, relations=relations,
+)  # fmt: skip
 
 
 def inserted(app, docname, source):
     """Put generated tables into the pages that name them; the repository has their data alone."""
-    source[0] = re.sub(r"<!-- the site inserts: (\w+) -->", lambda match: INSERTED[match[1]](), source[0])
+    mark = r"<!-- the site inserts: (\w+) ?([\w -]*?) -->"
+    source[0] = re.sub(mark, lambda match: INSERTED[match[1]](*filter(None, [match[2]])), source[0])
 
 
 def bars(app, what, name, obj, options, lines):
