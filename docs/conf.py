@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pandas as pd
 import typer
 
 from attention_check.measure.relations import RELATIONS
 from attention_gallery.commands import pages
+from fa_lib import BF16, Precision, theory
 from fa_lib.commands.cli import app
 from fa_lib.execution import ledger
+from fa_lib.execution.paths import RESULTS
+from fa_lib.experiments.law import ratios_of
+from fa_lib.kernels.shipped import torch_cpu
 
 ROOT = Path(__file__).parent.parent
 EXECUTED, SHOWN = ROOT / "build", ROOT / "docs" / "notebooks"  # git ignores the second
@@ -35,6 +40,7 @@ autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
+V_OF = dict(uniform="one_sign", normal="zero_mean")  # inputs -> the values of V that the law knows
 INJECTED = "injected-parameters"  # papermill's tag of a cell that it adds: folders of this machine among it
 
 
@@ -139,9 +145,36 @@ def relations() -> str:
     return ledger.markdown_table(["relation", "what must hold", "source", "usual cause of a break", "limit"], lines)
 
 
+def law_ratios() -> str:
+    """Return the law's error over the measured one: uniform inputs in 8, 10 and 12 bits, the others in 8."""
+    lines, law = [], ratios_of(pd.read_csv(RESULTS / "13_theory.csv")).law.unstack("tiles")
+    for (inputs, algorithm, bits), row in law.iterrows():
+        if bits == 8 or (inputs == "uniform" and bits in (10, 12)):
+            lines.append([f"{inputs}, {algorithm.upper()}, {bits} bits", *(f"{ratio:.2f}" for ratio in row)])
+    return ledger.markdown_table(["predicted / measured, tiles T", *map(str, law.columns)], lines)
+
+
+def laws_of_others() -> str:
+    """Return the law's prediction for kernels of other projects, and what was measured."""
+    lines = []
+    table = pd.read_csv(pages.TABLES / "torch_backward.csv").query("who == 'kernel' and tensor == 'dv'")
+    for rows, own in table.query("distribution == 'normal' and n == 256").groupby("queries"):
+        kernel = torch_cpu(BF16, rows)
+        tiles = rows // kernel["tiling"].block_q
+        law = theory.expected_gradients(kernel["precision"], tiles=tiles)
+        lines.append([f"torch's CPU dV, {rows:,} rows", "normal", f"{tiles}", law, own.relative.mean()])
+    table = pd.read_csv(pages.TABLES / "ringattention.csv").query("who == 'kernel'")
+    for (inputs, n), own in table.groupby(["distribution", "n"], sort=False):
+        call = dict(tiles=n // 512, algorithm="fa2", block_kv=512)
+        law = theory.expected(Precision.uniform(BF16), values=V_OF[inputs], **call)
+        lines.append([f"ringattention, {n:,} keys", inputs, f"{n // 512}", law, own.relative.mean()])
+    cells = ([*words, f"{law:.4f}", f"{measured:.4f}"] for *words, law, measured in lines)
+    return ledger.markdown_table(["kernel", "inputs", "tiles", "predicted", "measured"], cells)
+
+
 INSERTED = dict(  # name -> a function that makes Markdown of the words behind the name
     ledger=ledgers_tables, columns=columns, mutants=mutants, gallery=pages.judged, numbers=pages.numbers,
-    options=options, findings=findings, relations=relations,
+    options=options, findings=findings, relations=relations, law=law_ratios, others=laws_of_others,
 )  # fmt: skip
 
 
