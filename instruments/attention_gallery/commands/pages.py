@@ -1,5 +1,5 @@
-"""The gallery's tables, figures, and what the site inserts into its pages: the table of every kernel, a page for each, and
-the numbers of the finds."""
+"""The gallery's tables and figures, and what the site inserts into its pages: the table of every kernel, a page for
+each, and the numbers of the finds."""
 
 import json
 import math
