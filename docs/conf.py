@@ -172,9 +172,16 @@ def laws_of_others() -> str:
     return ledger.markdown_table(["kernel", "inputs", "tiles", "predicted", "measured"], cells)
 
 
+def reports() -> str:
+    """Return data/reports.csv as a table."""
+    head = ["thread", "what was seen", "made by", "right answer", "`explain`", "assert_close", "rule of two"]
+    return ledger.markdown_table(head, (row.values() for row in rows_of("reports.csv")))
+
+
 INSERTED = dict(  # name -> a function that makes Markdown of the words behind the name
     ledger=ledgers_tables, columns=columns, mutants=mutants, gallery=pages.judged, numbers=pages.numbers,
     options=options, findings=findings, relations=relations, law=law_ratios, others=laws_of_others,
+    reports=reports,
 )  # fmt: skip
 
 
