@@ -32,7 +32,7 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     distributions, figure, axes = panels(table, 4.4, 5.0)
     table = table.assign(kernel=table.start + " " + table.algorithm)
     marks = {
-        f"{start} {algorithm}": Mark(f"{label}; {algorithm}", _COLORS[start], marker)
+        f"{start} {algorithm}": Mark(f"{label}; {algorithm.upper()}", _COLORS[start], marker)
         for start, (label, *_) in STARTS.items()
         for algorithm, marker in _MARKERS.items()
     }
@@ -45,8 +45,7 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
         for step in _CARRIED:
             y = list(STEPS).index(step)
             ax.axhspan(y - 0.42, y + 0.42, color="#f2e3d8", zorder=0, lw=0)
-    look = dict(frameon=True, framealpha=1, edgecolor="none", borderpad=0.1)  # over the line at 1
-    seaborn.move_legend(axes[0], "upper center", title=None, fontsize=6.5, **look)
+    seaborn.move_legend(axes[0], "lower center", bbox_to_anchor=(1.02, -0.26), ncols=2, title=None, fontsize=7)
     alone = table[table.start == "shipped"].groupby(["distribution", "algorithm", "step"]).times_max.mean()
     beyond = [label for step, label in STEPS.items() if (alone.xs(step, level="step") > 1).any()]
     title = f"Steps that in BF16 take a shipped kernel past Baseline's error: {', '.join(beyond) or 'none'}"
