@@ -178,10 +178,21 @@ def reports() -> str:
     return ledger.markdown_table(head, (row.values() for row in rows_of("reports.csv")))
 
 
+def tolerances() -> str:
+    """Return data/tolerances.csv as two tables: right kernels by format, wrong ones by format and inputs."""
+    table, parts = pd.read_csv(ROOT / "data" / "tolerances.csv", dtype=str), []
+    for name, over, names in (("right", "fmt", ["kernel"]), ("wrong", "inputs", ["kernel", "fmt"])):
+        own = table[table.set == name]
+        wide = own.pivot(index=names, columns=over, values="times").reindex(own.set_index(names).index.unique())
+        wide = wide[list(own[over].unique())].fillna("–").reset_index()
+        parts.append(ledger.markdown_table([f"a {name} kernel", *wide.columns[1:]], wide.to_numpy().tolist()))
+    return "\n\n".join(parts)
+
+
 INSERTED = dict(  # name -> a function that makes Markdown of the words behind the name
     ledger=ledgers_tables, columns=columns, mutants=mutants, gallery=pages.judged, numbers=pages.numbers,
     options=options, findings=findings, relations=relations, law=law_ratios, others=laws_of_others,
-    reports=reports,
+    reports=reports, tolerances=tolerances,
 )  # fmt: skip
 
 

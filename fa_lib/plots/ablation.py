@@ -38,14 +38,14 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     }
     for ax, distribution in zip(axes, distributions):
         rows = table[table.distribution == distribution]
-        points(ax, rows, "times_max", ("step", STEPS), ("kernel", marks), "best" if ax is axes[0] else "")
+        points(ax, rows, "times_max", ("step", STEPS), ("kernel", marks), "best" if ax is axes[-1] else "")
         ax.axvline(1, color=INK, lw=0.9)
         ax.set(xscale="log", xlabel="max error to golden / Baseline's", title=INPUTS[distribution])
         log_ticks(ax.xaxis)
         for step in _CARRIED:
             y = list(STEPS).index(step)
             ax.axhspan(y - 0.42, y + 0.42, color="#f2e3d8", zorder=0, lw=0)
-    seaborn.move_legend(axes[0], "lower center", bbox_to_anchor=(1.02, -0.26), ncols=2, title=None, fontsize=7)
+    seaborn.move_legend(axes[-1], "lower left", bbox_to_anchor=(0, 0.1), title=None, fontsize=6.5)
     alone = table[table.start == "shipped"].groupby(["distribution", "algorithm", "step"]).times_max.mean()
     beyond = [label for step, label in STEPS.items() if (alone.xs(step, level="step") > 1).any()]
     title = f"Steps that in BF16 take a shipped kernel past Baseline's error: {', '.join(beyond) or 'none'}"

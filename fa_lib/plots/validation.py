@@ -40,14 +40,14 @@ def validation(
     elsewhere = {device: own for device, table in recorded.items() if len(own := _bf16_rows(table))}
     marks = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
     labels = {key: label for key, (label, _) in CHOICES.items()}
-    points(axes[1], rows, "different", ("choice", labels), ("distribution", marks), legend="upper right")
+    points(axes[1], rows, "different", ("choice", labels), ("distribution", marks), legend="lower left")
     for shape, table in by_device(elsewhere):
         for shift, (distribution, mark) in zip((-0.2, 0.2), marks.items()):  # as `points` has them
             own = by_seed(table[table.distribution == distribution], "choice", "different").reindex(labels)
             hollow(axes[1], np.arange(len(labels)) + shift, own, mark.color, shape, horizontal=True)
     if elsewhere:
         name_devices(axes[1], elsewhere)
-        axes[1].legend(loc="upper right")
+    axes[1].legend(loc="lower left", fontsize=7)
     axes[1].set(xscale="log", xlabel="share of outputs whose bits differ")
     axes[1].set(title=f"each row undoes one choice of the model\n(BF16, N = {rows.n.max()})")
     every = pd.concat([rows, *elsewhere.values()])
