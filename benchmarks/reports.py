@@ -1,8 +1,10 @@
-"""How good is `fa-lib explain` on other people's reports: `make reports` writes docs/reports.md."""
+"""How good is `fa-lib explain` on other people's reports: `make reports` writes data/reports.csv, and the
+score into docs/reports.md."""
 
 import time
 from dataclasses import replace
 
+import pandas as pd
 import torch
 
 from attention_check.conventions.reading import CapturedCall
@@ -11,36 +13,19 @@ from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.public_reports import REPORTS, Report, explained, is_cause
 from benchmarks.old_wheels import wheels
 from fa_lib import kernels
-from fa_lib.execution.files import replacing
-from fa_lib.execution.machine import processor
+from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.rule import ALLOWED, baseline_for
 from fa_lib.numerics.formats import Format
 
-PAGE = ROOT / "docs" / "reports.md"
-TEXT = """<!-- written by `make reports`: do not edit -->
-# Public reports, explained
-
-This page shows how `fa-lib explain` ([documentation](reference/explain.md)) judges {count} public reports in which
-attention differs. **These reports were at hand while `explain` was written, so the score below is in-sample.** Of 28
-others, tried in November 2026, the first natural command gave the right verdict for 19 and the right cause for 4; no
-right output was called a BUG. Five of the 28 are kept back as an examination.
-
+PAGE, TABLE = ROOT / "docs" / "reports.md", ROOT / "data" / "reports.csv"
+MARKS = "<!-- begin: make reports -->", "<!-- end: make reports -->"
+COLUMNS = ("thread", "seen", "made_by", "right", "explain", "assert_close", "rule")
+TEXT = """\
 **Verdict right: {verdicts} of {count}. Cause right, if there is one to name: {causes} of {named}. A next step is
 named in {steps}.** It took {seconds:.0f} s of CPU time. `torch.testing.assert_close` with its defaults, and the rule
 (at most twice Baseline's largest error), give only two answers. Read as "nothing to fix" or not, assert_close is
-right in {close}, the rule in {rule} of {count}.
-
-The tensors of each report are made again: by the library of its time, if it installs and shows the fault on a CPU
-({real} of them, on {processor}), else by the same call or with the defect in a few lines. The right answer is the
-maintainers', or our reading if a thread has none. The last two columns compare with the golden value in the output's
-dtype, and with the rule.
-
-| thread | what was seen | made by | right answer | `explain` | assert_close | rule of two |
-|---|---|---|---|---|---|---|
-{rows}
-
-"""
+right in {close}, the rule in {rule} of {count}."""
 
 
 def by_assert_close(call: CapturedCall, golden: torch.Tensor) -> bool:
@@ -92,12 +77,11 @@ def next_step(found: Explanation) -> bool:
     return found.is_rounding or named
 
 
-def document() -> str:
-    """docs/reports.md, from all reports."""
-    rows, verdicts, causes, steps, close, rule, real, started = [], 0, 0, 0, 0, 0, 0, time.process_time()
+def judged() -> tuple[pd.DataFrame, str]:
+    """A row for each report, and the score in words."""
+    rows, verdicts, causes, steps, close, rule, started = [], 0, 0, 0, 0, 0, time.process_time()
     for report in REPORTS:
         call, made_by = with_old_library(report, report.make())
-        real += made_by is not None
         found = explained(report.thread, call.o)
         fine, (passes, within) = report.verdict == "rounding", others(call)
         verdicts += found.worst == report.verdict
@@ -106,20 +90,22 @@ def document() -> str:
         close, rule = close + (passes == fine), rule + (within == fine)
         words = to_text(found)
         answers = [(words.verdict, [words.headline]), *words.beside]
-        answer = next(text for verdict, (text, *_) in answers if verdict == found.worst).replace("|", "\\|")
+        answer = next(text for verdict, (text, *_) in answers if verdict == found.worst)
         mark = "" if found.worst == report.verdict else "**wrong:** "
         cells = report.thread, report.asked, made_by or "a few lines", report.verdict, f"{mark}{found.worst}: {answer}"
-        cells = *cells, "close" if passes else "differs", "within" if within else "breaks it"
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append((*cells, "close" if passes else "differs", "within" if within else "breaks it"))
     named = sum(bool(report.cause) for report in REPORTS)
-    return TEXT.format(
-        rows="\n".join(rows), count=len(REPORTS), verdicts=verdicts, causes=causes, named=named, steps=steps,
-        close=close, rule=rule, real=real, processor=processor(), seconds=time.process_time() - started,
+    score = TEXT.format(
+        count=len(REPORTS), verdicts=verdicts, causes=causes, named=named, steps=steps, close=close, rule=rule,
+        seconds=time.process_time() - started,
     )  # fmt: skip
+    return pd.DataFrame(rows, columns=COLUMNS), score
 
 
 if __name__ == "__main__":
-    text = document()
+    table, score = judged()
+    with replacing(TABLE) as path:
+        table.to_csv(path, index=False)
     with replacing(PAGE) as path:
-        path.write_text(text)
-    print(text.split("**")[3])
+        path.write_text(renewed(PAGE.read_text(), *MARKS, score, PAGE.name))
+    print(score)

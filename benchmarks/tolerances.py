@@ -1,5 +1,5 @@
 """Does `assert_attention_close` alarm on right kernels, and see wrong ones? `python -m benchmarks.tolerances` writes
-the tables of docs/reference/testing.md: small shapes, 1,000 seeds of each right kernel, 100 of each wrong one
+data/tolerances.csv: small shapes, 1,000 seeds of each right kernel, 100 of each wrong one
 (--seeds, --wrong).
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import pandas as pd
 import torch
 
 from attention_check.tolerance import tolerance
@@ -20,8 +21,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format, truncated
 
-PAGE = ROOT / "docs" / "reference" / "testing.md"
-MARKS = "<!-- tolerances: made by python -m benchmarks.tolerances -->", "<!-- end of tolerances -->"
+TABLE = ROOT / "data" / "tolerances.csv"
 BLOCK = 16  # keys of a tile: with 256 keys, 16 tiles
 RIGHT = ("uniform", "normal", "peaked", "flat", "repeated maxima", "one-signed V")
 WRONG = ("uniform", "normal")
@@ -123,24 +123,19 @@ def detections(seeds: int) -> Iterator[tuple[Kernel, str, int, int, float]]:
             yield kernel, distribution, int((found > 1).sum()), seeds, found.median().item()
 
 
-def page(seeds: int, seeds_wrong: int) -> str:
-    """The two tables: a number that stands by itself has no alarm among the right kernels, and only alarms among the
-    wrong ones; else the calls that alarm are in brackets."""
-    found: dict[str, dict[str, str]] = {}
+def measured(seeds: int, seeds_wrong: int) -> pd.DataFrame:
+    """A row for each set, kernel, format and kind of inputs. times: a number that stands by itself has no alarm among
+    the right kernels, and only alarms among the wrong ones; else the calls that alarm are in brackets."""
+    rows = []
     for kernel, alarms, calls, largest in false_alarms(seeds):
         more = f" ({alarms} of {calls:,})" if alarms else ""
-        found.setdefault(kernel.label, {})[f"{kernel.fmt}"] = f"{largest:.2f}{more}"
-        print(kernel.label, kernel.fmt, f"{largest:.2f}{more}", flush=True)
-    formats = [f"{fmt}" for fmt in (BF16, FP16, FP32)]
-    lines = [f"| a right kernel | {' | '.join(formats)} |", "|---|---|---|---|"]
-    lines += [f"| {label} | {' | '.join(row.get(fmt, '–') for fmt in formats)} |" for label, row in found.items()]
-    lines += ["", "| a wrong kernel | inputs | uniform | normal |", "|---|---|---|---|"]
-    rows: dict[tuple, str] = {}
-    for kernel, _, seen, calls, median in detections(seeds_wrong):
-        key, more = (kernel.label, f"{kernel.fmt}"), "" if seen == calls else f" ({seen} of {calls})"
-        rows[key] = rows.get(key, f"| {kernel.label} | {kernel.fmt} |") + f" {median:.3g}{more} |"
-        print(rows[key], flush=True)
-    return "\n".join([*lines, *rows.values()])
+        rows.append(("right", kernel.label, f"{kernel.fmt}", "six kinds", f"{largest:.2f}{more}"))
+        print(*rows[-1], flush=True)
+    for kernel, distribution, seen, calls, median in detections(seeds_wrong):
+        more = "" if seen == calls else f" ({seen} of {calls})"
+        rows.append(("wrong", kernel.label, f"{kernel.fmt}", distribution, f"{median:.3g}{more}"))
+        print(*rows[-1], flush=True)
+    return pd.DataFrame(rows, columns=["set", "kernel", "fmt", "inputs", "times"])
 
 
 def main():
@@ -148,10 +143,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--wrong", type=int, default=100)
     given = parser.parse_args()
-    before, rest = PAGE.read_text().split(MARKS[0])
-    text = f"{before}{MARKS[0]}\n\n{page(given.seeds, given.wrong)}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
-    with replacing(PAGE) as new:
-        new.write_text(text)
+    with replacing(TABLE) as path:
+        measured(given.seeds, given.wrong).to_csv(path, index=False)
 
 
 if __name__ == "__main__":

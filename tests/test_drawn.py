@@ -36,7 +36,6 @@ from fa_lib.plots import (
 )
 from fa_lib.plots.algorithm_changes import algorithm_changes
 from fa_lib.training import distances
-from fa_lib.training.arm import PAIRS
 
 WORDS = "The words of the notebook."
 EXPONENTIAL = (np.linspace(-10, 0, 5), np.linspace(0, 1e-4, 5), np.linspace(0, 2e-4, 5))
@@ -53,7 +52,7 @@ def ruled(table, words):
 
 
 def directed(table, words):
-    return biased_rounding.directions(table, {key: PAIRS[key].label for key in dict.fromkeys(table.pair)}, words)
+    return biased_rounding.directions(table, {key: training.LABELS[key] for key in dict.fromkeys(table.pair)}, words)
 
 
 def grown(rates, predicted, words):

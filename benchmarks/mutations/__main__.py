@@ -1,7 +1,7 @@
 """What our judge, and two others, say of the defects of mutations.csv, on one draw of inputs. first_look.csv has what
 was said before ours was changed for them (`--first-look`). `make mutations` judges again what was not failed then, into
-docs/reference/mutants.md, and into reported.csv what is only reported. What is done stays in build/mutants, and an
-interrupted run resumes.
+docs/reference/mutants.md, and into not_failed.csv what is only reported or passed. What is done stays in build/mutants,
+and an interrupted run resumes.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from fa_lib.execution.sweep import sweep
 
 MARKS = "<!-- begin: make mutations -->", "<!-- end: make mutations -->"
 FIRST_LOOK = FOLDER / "first_look.csv"
-REPORTED = FOLDER / "reported.csv"
+NOT_FAILED = FOLDER / "not_failed.csv"
 SLIGHT = 10  # times the right kernel's error
 KINDS = {  # of what random calls say, in words
     "raises": "an exception",
@@ -129,17 +129,17 @@ def _short(code):
 
 
 def document(rows: pd.DataFrame, first: pd.DataFrame, now: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    """What the page has between its marks, and `listed` of what is only reported. now: of `judge`, of those that were
-    missed at first."""
+    """What the page has between its marks, and `listed` of what is only reported, then of what is passed. now: of
+    `judge`, of those that were missed at first."""
     before, after = missed(rows, first), missed(rows.loc[now.index], now)
     told = after[now.told[after.index] != ""]
-    silent = listed(after.drop(told.index), now).drop(columns="ours reports")
+    silent = after.drop(told.index)
     sums = (
         f"Of the {len(before)} above {SLIGHT} times, or with an exception or no number, that were not failed, ours now "
-        f"fails {len(before) - len(after)}, and reports {len(told)} (`benchmarks/mutations/{REPORTED.name}`). "
-        f"It passes {len(silent)} without a word:"
+        f"fails {len(before) - len(after)}, and reports {len(told)} (`benchmarks/mutations/{NOT_FAILED.name}`). "
+        f"It passes {len(silent)} without a word: the rows with an empty last cell."
     )
-    return "\n\n".join([score(rows, first), sums, table([*silent], silent.to_numpy().tolist())]), listed(told, now)
+    return f"{score(rows, first)}\n\n{sums}", listed(pd.concat([told, silent]), now)
 
 
 def main():
@@ -153,8 +153,8 @@ def main():
         return
     first = first_look()
     now = judge(missed(rows, first), given.jobs)
-    text_of, reported = document(rows, first, now)
-    reported.to_csv(REPORTED, index=False)
+    text_of, not_failed = document(rows, first, now)
+    not_failed.to_csv(NOT_FAILED, index=False)
     with replacing(PAGE) as path:
         path.write_text(renewed(PAGE.read_text(), *MARKS, text_of, PAGE.name))
 

@@ -42,7 +42,7 @@ QUIET = [
 SAY = partial(print, flush=True)  # it may be to a file, or a pipe
 LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 READ = {  # notebook -> the folder of data/ that other commands write and it draws
-    "01_kernels": "gpu", "06_inside_a_model": "heads", "14_gallery": "gallery", "19_blame": "blame",
+    "01b_original_kernel": "gpu", "06_inside_a_model": "heads", "14_gallery": "gallery", "19_blame": "blame",
 }  # fmt: skip
 
 

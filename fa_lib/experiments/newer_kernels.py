@@ -51,8 +51,8 @@ class Quantized(Variant):
 _E4M3 = dict(inputs=FP64, probs=E4M3)  # the inputs are rounded when they are loaded
 
 OPTIONS = by_key((  # changes to FlashAttention-2 as shipped
-    Variant("fa2", "FA2 as shipped"),
-    Variant("fa1", "FA1 as shipped", algorithm=dict(name="fa1")),
+    Variant("fa2", "FA2, no option"),
+    Variant("fa1", "FA1, no option", algorithm=dict(name="fa1")),
     Variant("reversed", "reversed keys", algorithm=dict(reverse=True)),
     Variant("splits_8", "8 splits, merged", algorithm=dict(splits=8)),
     Variant("fa4", "FA4, rescale above 2^8", algorithm=dict(name="fa4")),

@@ -32,20 +32,19 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     table = table.assign(kernel=table.start + " " + table.algorithm)
     figure, axes, parts = panels(table, 4.4, 5.0)
     marks = {
-        f"{start} {algorithm}": Mark(f"{label}; {algorithm}", _COLORS[start], marker)
+        f"{start} {algorithm}": Mark(f"{label}; {algorithm.upper()}", _COLORS[start], marker)
         for start, (label, *_) in STARTS.items()
         for algorithm, marker in _MARKERS.items()
     }
     for ax, distribution, rows in parts:
-        points(ax, rows, "times_max", ("step", STEPS), ("kernel", marks), "best" if ax is axes[0] else "")
+        points(ax, rows, "times_max", ("step", STEPS), ("kernel", marks), "best" if ax is axes[-1] else "")
         ax.axvline(1, color=INK, lw=0.9)
         ax.set(xscale="log", xlabel="max error to golden / Baseline's", title=INPUTS[distribution])
         log_ticks(ax.xaxis)
         for step in _CARRIED:
             y = list(STEPS).index(step)
             ax.axhspan(y - 0.42, y + 0.42, color="#f2e3d8", zorder=0, lw=0)
-    look = dict(frameon=True, framealpha=1, edgecolor="none", borderpad=0.1)  # over the line at 1
-    seaborn.move_legend(axes[0], "upper center", title=None, fontsize=6.5, **look)
+    seaborn.move_legend(axes[-1], "lower left", bbox_to_anchor=(0, 0.1), title=None, fontsize=6.5)
     alone = table[table.start == "shipped"].groupby(["distribution", "algorithm", "step"]).times_max.mean()
     beyond = [label for step, label in STEPS.items() if (alone.xs(step, level="step") > 1).any()]
     title = f"Steps that in BF16 take a shipped kernel past Baseline's error: {', '.join(beyond) or 'none'}"

@@ -11,7 +11,7 @@ from fa_lib.plots.style import BASELINE, FLASH, FORMATS, INK, INPUTS, decades, s
 
 _LABELS = INPUTS | {"shifted K": "channels of K far from zero"}
 _PARTS = {"all": Mark("Q, K, V, P", FLASH, "o"), "cache": Mark("K and V", BASELINE, "s")}
-_OPERANDS = {"q": "Q alone", "k": "K alone", "v": "V alone", "p": "P alone"}
+_OPERANDS = {"q": "only Q", "k": "only K", "v": "only V", "p": "only P"}
 _MARKS = ((BASELINE, "s"), (FORMATS["FP16"][0], "^"), (FLASH, "o"), (INK, "D"))
 
 
@@ -50,7 +50,7 @@ def operands(table: pd.DataFrame, caption: str) -> Figure:
     axes[0].legend(loc="center left", fontsize=7)
     means = rows[rows.recipe == recipes[0]].groupby(["part", "kind"]).times_rmse.mean()
     words = ", ".join(f"{part.upper()} {means[part].min():.0f} to {means[part].max():.0f} ×" for part in _OPERANDS)
-    title = f"One operand alone in {marks[recipes[0]].label}: {words} BF16's rms error, by the inputs"
+    title = f"Only one operand in {marks[recipes[0]].label}: {words} BF16's rms error, by the inputs"
     return captioned(figure, title, caption + POINTS)
 
 

@@ -12,8 +12,7 @@ from matplotlib.patches import Rectangle
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
-from fa_lib.plots.training import PARTING, STYLE, curve
-from fa_lib.training.arm import PAIRS
+from fa_lib.plots.training import LABELS, PARTING, STYLE, curve
 from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
 
@@ -53,7 +52,7 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     for ax in axes:
         ax.set_xlabel("training iteration")
     drawn = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
-    axes[-1].legend(drawn.values(), drawn.keys(), fontsize=6.5, loc="lower right")
+    axes[-1].legend(drawn.values(), drawn.keys(), fontsize=6.5, loc="upper left", bbox_to_anchor=(0, 0.94))
     words = " Middle: from the distance after the first step, by the growth of nudges as far apart at each step; thin "
     words += "lines, geometric means: by one rate throughout, the nearest nudge's mean."
     return captioned(figure, _title(ratio), caption + BANDS + words)
@@ -93,7 +92,7 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
         if np.isfinite(low):
             left.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
     left.axvline(0, color=INK, lw=0.9)
-    left.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names], ylim=(-0.6, len(names) - 0.4))
+    left.set(yticks=range(len(names)), yticklabels=[LABELS[name] for name in names], ylim=(-0.6, len(names) - 0.4))
     left.set(xlabel="training loss, mean of the last tenth, over the twin's (%)", title="loss")
     left.grid(axis="x")
     _entropies(right, signals)
@@ -125,7 +124,7 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
     inside = (frame >= 2) & (frame <= 5)
     for y, x in zip(*np.where(inside)):
         ax.add_patch(Rectangle((x, y), 1, 1, fill=False, ec=INK, lw=1.4))
-    labels = [f"{PAIRS[pair].label}, lr {rate:g}" for pair, rate in frame.index]
+    labels = [f"{LABELS[pair]}, lr {rate:g}" for pair, rate in frame.index]
     ax.set_yticklabels(labels, rotation=0)
     ax.grid(False)
     ax.set(xlabel="training iteration", ylabel="")
@@ -148,7 +147,7 @@ def said(losses: pd.Series) -> str:
 ENTROPIES = {  # of an arm: label, colour, marker, line
     "baseline": ("Baseline, BF16", BASELINE, "D", "-"),
     "flash": ("Flash, BF16", FLASH, "o", "-"),
-    "flash_small_tiles": ("O and l in BF16, 32 tiles", GREEN, "X", "--"),
+    "flash_small_tiles": ("every step in BF16, 32 tiles", GREEN, "X", "--"),
     "fp32": ("Baseline, FP32", GREY, "^", ":"),
     "fp16": ("unscaled FP16", FORMATS["FP16"][0], "v", "-"),
 }

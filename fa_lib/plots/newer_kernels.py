@@ -76,12 +76,12 @@ def fp8(offsets: pd.DataFrame, table: pd.DataFrame, published: dict, caption: st
     rows = table.melt(["n", "seed"], list(labels), "kernel", "rmse")
     lengths = sorted(rows.n.unique())
     marks = {n: Mark(f"N = {n}", color, marker) for n, color, marker in zip(lengths, (BASELINE, FLASH), "so")}
-    points(axes[1], rows, "rmse", ("kernel", labels), ("n", marks), "lower right")
+    points(axes[1], rows, "rmse", ("kernel", labels), ("n", marks), "center right")
     errors = [published[key] for key in labels]
     axes[1].plot(errors, range(len(errors)), "x", color=INK, ms=7, label="published")
     axes[1].set(xscale="log", xlabel="rms error")
     axes[1].set_title("FlashAttention-3 in FP8, inputs with outliers")
-    axes[1].legend(loc="lower right")
+    axes[1].legend(loc="center right")
     log_ticks(axes[1].xaxis)
     title = "FP8: too large an offset of P cuts its largest values; rotation is what helps against outliers"
     return captioned(figure, title, caption + BANDS)

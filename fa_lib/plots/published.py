@@ -142,10 +142,9 @@ def polynomials(table: pd.DataFrame, caption: str) -> Figure:
         ax.plot(rows.x, rows.error, color=color, lw=1.3, label=f"degree {degree}: at most {rows.error.max():.2g}")
     for fmt, name in ((BF16, "BF16"), (FP32, "FP32")):
         ax.axhline(fmt.unit_roundoff, color=GREY, lw=0.9, ls=":")
-        ax.annotate(f"{name}'s unit roundoff", (0.01, fmt.unit_roundoff), va="top", fontsize=7, color=GREY)
+        place = dict(xytext=(0, -2), textcoords="offset points", va="top")
+        ax.annotate(f"{name}'s unit roundoff", (0.01, fmt.unit_roundoff), fontsize=7, color=GREY, **place)
     ax.set(yscale="log", xlabel="x, the fraction of the exponent", ylabel="relative error of 2^x", ylim=(1e-8, 2e-2))
     ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
     times = BF16.unit_roundoff / table.error.max()
-    return captioned(
-        figure, f"BF16's rounding of P is at least {times:.0f} times as large as a polynomial's error", caption
-    )
+    return captioned(figure, f"BF16's rounding of P is at least {times:.0f} times a polynomial's error", caption)

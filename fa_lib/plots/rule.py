@@ -16,6 +16,7 @@ from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, SOFTMAX, panels, pl
 WIDTH = 0.8  # of a tensor's kernels side by side, as seaborn has them
 _SYMBOLS = {"o": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}
 _COLORS = {"as_shipped": SOFTMAX, "every_step": FLASH}
+_LABELS = {"flash": "torch's flash kernel"} | {key: f"emulated, {label}" for key, label in REFERENCE_KERNELS.items()}
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
         recorded: device -> such a table; only the largest error of its shapes is drawn.
     """
     figure, axes, parts = panels(table, height=3.6)
-    labels = {name: REFERENCE_KERNELS.get(name, name) for name in dict.fromkeys(table.kernel)}
+    labels = {name: _LABELS.get(name, name) for name in dict.fromkeys(table.kernel)}
     tensors = [tensor for tensor in ALLOWED if tensor in set(table.tensor)]
     for ax, distribution, rows in parts:
         with _seeded():

@@ -47,7 +47,7 @@ def validation(
             hollow(axes[1], np.arange(len(labels)) + shift, own, mark.color, shape, horizontal=True)
     if elsewhere:
         name_devices(axes[1], elsewhere)
-        axes[1].legend(loc="lower left")
+    axes[1].legend(loc="lower left", fontsize=7)
     axes[1].set(xscale="log", xlabel="share of outputs whose bits differ")
     axes[1].set(title=f"each row undoes one choice of the model\n(BF16, N = {rows.n.max()})")
     every = pd.concat([rows, *elsewhere.values()])

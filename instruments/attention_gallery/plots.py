@@ -57,7 +57,7 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
     title = f"{counts.paths} call paths of {counts.projects} projects: {counts.fail} fail, by {counts.defects} defects"
     caption = (
         "A dot is a call path. Baseline: plain attention in the same format. Caches of 4 and 8 bits are compared with "
-        "exact attention on what they store."
+        "exact attention on the stored values."
     )
     return captioned(figure, title, caption)
 

@@ -40,10 +40,13 @@ def test_the_page_says_what_the_tables_hold():
     now = first.loc[missed.index].assign(told="")
     now.iloc[0, now.columns.get_loc("verdict")] = "fails"
     now.iloc[1, now.columns.get_loc("told")] = "bound: scores"
-    said, reported = __main__.document(rows, first, now)
-    assert "ours now fails 1, and reports 1 (`benchmarks/mutations/reported.csv`)" in said
+    said, not_failed = __main__.document(rows, first, now)
+    assert "ours now fails 1, and reports 1 (`benchmarks/mutations/not_failed.csv`)" in said
     assert f"It passes {len(missed) - 2} without a word:" in said
-    (line,) = reported.to_numpy().tolist()
+    line, *silent = not_failed.to_numpy().tolist()
+    assert len(silent) == len(missed) - 2 and {each[-1] for each in silent} == {""}
     assert line[0] == missed.kernel.iloc[1] and line[-1] == "bound: scores"
     assert line[1] == f"{missed.file.iloc[1]}, {missed.line.iloc[1]}"
-    assert f"reports {len(pd.read_csv(__main__.REPORTED))} (" in PAGE.read_text()
+    reported = pd.read_csv(__main__.NOT_FAILED)["ours reports"].notna()
+    assert f"reports {reported.sum()} (" in PAGE.read_text()
+    assert f"passes {(~reported).sum()} without a word" in PAGE.read_text()

@@ -136,6 +136,16 @@ def test_rows_of_other_versions_stay(tmp_path):
     assert rows == [["| P: a", "2"], ["| P: a", "1"], ["| P: a", "0.9"], ["| P: b", "1"]]
 
 
+def test_the_numbers_of_a_find_are_means_by_call():
+    who = [("kernel", 54.0, 1), ("emulated", 54.1, 0.9996), ("changed", 0.1, 0)]
+    columns = ["n", "who", "times_max", "alike"]
+    rows = pd.DataFrame([(n, *each) for n in (64, 128) for each in who], columns=columns).assign(relative=0.1)
+    assert "| 128 | 54 | 54 | 0.1 | 1.0e-01 | 0.9996 |" in pages.numbers_of(rows, ["n"])
+    for find in finds.FINDS:
+        assert f"<!-- the site inserts: numbers {find} -->" in (ROOT / f"docs/gallery/find_{find}.md").read_text()
+        assert pages.numbers(find).count("\n") > 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_a_reproduction_prints_what_its_page_says(name):

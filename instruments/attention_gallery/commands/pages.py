@@ -1,4 +1,5 @@
-"""The gallery's pages, tables and figures: an index of every kernel, a page for each, and the numbers of the finds."""
+"""The gallery's tables and figures, and what the site inserts into its pages: the table of every kernel, a page for
+each, and the numbers of the finds."""
 
 import json
 import math
@@ -21,7 +22,7 @@ from attention_gallery.causes import explained
 from attention_gallery.commands.judging import QUERIES, JudgingSettings, judge_all, judgement_of
 from attention_gallery.finds import FINDS
 from attention_gallery.openvino_kernels import computes_fp16_in_bf16
-from fa_lib.execution.files import renewed, replacing
+from fa_lib.execution.files import replacing
 from fa_lib.execution.ledger import markdown_table
 from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import CHECKOUT, ROOT, build
@@ -31,12 +32,11 @@ from fa_lib.execution.sweep import sweep
 from fa_lib.execution.untrusted import Untrusted
 from fa_lib.plots.recorded import NONE
 
-TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
+TABLES = ROOT / "data" / "gallery"
 JUDGEMENTS = TABLES / "judgements.json"  # kernel -> the record of its Judgement
 RECORDED = "14_gallery"  # the table that was recorded of kernels on another device
 OTHERS = "other_versions"  # the table of `others`
 ON_MODELLED = "GPUs that are modelled on a CPU"  # the title of the kernels of MODELLED
-BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
 COLUMNS = (  # of the index's tables, which may lack some
@@ -48,8 +48,7 @@ WORDS = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 
 def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: bool = False) -> None:
     """Judge kernels of the gallery and print a line for each. When all of a catalogue are judged, renew the committed
-    files: data/gallery, docs/gallery and figures/gallery*. A ValueError: a key is unknown, or all are to be judged and
-    there is no checkout.
+    files: data/gallery and figures/gallery*.
 
     Args:
         only: keys of kernels; empty is all of them, or if quick five, three of the simulated ones.
@@ -68,14 +67,14 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: 
         say(summary_line(row))
     if everything and simulated:
         publish(table, settings)
-        say("data/gallery/modelled.csv, docs/gallery and figures/gallery are new; see `git status`")
+        say("data/gallery/modelled.csv and figures/gallery are new; see `git status`")
     elif everything:
         say("the finds")
         proofs = prove(f"{Path(settings.folder) / 'cells'}", jobs)
         for find in FINDS.keys() - proofs.keys():
             say(f"{find}: kept as it was; this processor computes it otherwise")
         publish(table, settings, proofs_kept() | proofs)
-        say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
+        say("data/gallery and figures/gallery are new; see `git status`")
 
 
 def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
@@ -92,7 +91,7 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
 
 
 def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str, pd.DataFrame] = NONE) -> None:
-    """Write tables, figures and pages of all of a catalogue into the checkout. proofs: find -> its table."""
+    """Write tables and figures of all of a catalogue into the checkout. proofs: find -> its table."""
     made_of: dict[str, Any] = dict(kernels=list(table.key))
     if settings.device == "modelled":
         entries = [MODELLED[key] for key in table.key]
@@ -109,21 +108,21 @@ def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str,
     kept = {key: each for key, each in judgements().items() if key not in judged and key in {**ENTRIES, **MODELLED}}
     records = {key: each.record() for key, each in sorted((kept | judged).items()) if each}
     _write(JUDGEMENTS, json.dumps(records, indent=0) + "\n")
-    for find, rows in proofs.items():
-        text = (DOCS / f"find_{find}.md").read_text()
-        by = [name for name in BY if name in rows]
-        _write(DOCS / f"find_{find}.md", with_numbers(text, of_one_tensor(rows), by))
     renew()
 
 
 def renew() -> None:
-    """Write the index and the figures anew from the committed tables, as after a change of data/gallery/causes.csv."""
+    """Draw the figures anew from the committed tables, as after a change of data/gallery/causes.csv."""
     assert CHECKOUT is not None  # `make` refuses to publish without one
-    judged = committed("verdicts")
-    table, other = explained(judged, "cpu"), elsewhere(recorded(RECORDED))
-    _write(DOCS / "index.md", index(table, other, explained(others(judged), "cpu")))
+    table, other = explained(committed("verdicts"), "cpu"), elsewhere(recorded(RECORDED))
     for name, figure in drawn(table, proofs_kept(), other).items():
         save_figure(figure, CHECKOUT / "figures" / name)
+
+
+def judged() -> str:
+    """Write the site's tables of every kernel, from the committed tables."""
+    table = committed("verdicts")
+    return index(explained(table, "cpu"), elsewhere(recorded(RECORDED)), explained(others(table), "cpu"))
 
 
 def _write(file: Path, text: str) -> None:
@@ -174,11 +173,11 @@ def judgements() -> dict[str, Judgement]:
 def write(folder: Path) -> None:
     """Write a page for each kernel that could run into a folder, from the committed tables: the site's pages. Remove
     pages of kernels that are gone."""
-    judged, written = judgements(), {"index"}
+    found, written = judgements(), {"index"}
     for name, device in (("verdicts", "cpu"), ("modelled", "modelled")):
         rows = explained(committed(name), device)
         for row in rows[rows.verdict != "cannot_run"].to_dict("records"):
-            _write(folder / f"{row['key']}.md", page(row, judged.get(row["key"])))
+            _write(folder / f"{row['key']}.md", page(row, found.get(row["key"])))
             written.add(row["key"])
     for old in folder.glob("*.md"):
         if old.stem not in written and not old.stem.startswith("find_"):
@@ -196,13 +195,15 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
 def index(
     table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None
 ) -> str:  # fmt: skip
-    """Write the text of docs/gallery/index.md. table: of `causes.explained`; so is older, of `others`. elsewhere: of
-    `elsewhere`."""
+    """Write a table of kernels for each device, with the number of kernels above.
+
+    Args:
+        table: of `causes.explained`; so is older, of `others`. elsewhere: of `elsewhere`.
+    """
     versions = pd.concat([table, older]).sort_values(
         "key", key=lambda keys: keys.map(list(table.key).index), kind="stable"
     )
     together = [table, *(rows for device, rows in elsewhere.items() if device == ON_MODELLED)]
-    with_pages = [key for rows in together for key in rows.key[rows.verdict != "cannot_run"]]
     sections = []
     for device, rows in {"CPU": versions, **elsewhere}.items():
         rows = rows.reindex(columns=rows.columns.union(COLUMNS, sort=False))
@@ -213,13 +214,21 @@ def index(
     return _rendered(
         "index.md.jinja", sections=sections, counts=counted(pd.concat(together).to_dict("records")),
         processor=json.loads((TABLES / "provenance.json").read_text())["parameters"]["processor"],
-        pages=[*(f"find_{find}" for find in (*FINDS, *WORDS["finds_on_gpu"])), *with_pages],
     )  # fmt: skip
 
 
-def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
-    """Put a table into the text of a find's page, between its two marks, or raise a ValueError where they are missing.
-    rows: of `finds.error_rows`, with the columns of the call. by: the columns that name the call, of BY."""
+def numbers(find: str) -> str:
+    """Write the table of a find's page from its committed table."""
+    rows = proofs_kept()[find]
+    return numbers_of(of_one_tensor(rows), [name for name in BY if name in rows])
+
+
+def numbers_of(rows: pd.DataFrame, by: list[str]) -> str:
+    """Write the table of a find's page.
+
+    Args:
+        rows: of `finds.error_rows`, with the columns of the call. by: the columns that name the call, of BY.
+    """
     names = [f"{name}: × Baseline" for name in WHO.values()]
     head, lines = [*by, *names, "kernel: relative error", "emulated: correlation of errors"], []
     for key, group in rows.groupby(by, sort=False):
@@ -227,7 +236,7 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
         alike = mean.alike["emulated"]
         correlation = "–" if math.isnan(alike) else f"{alike:.4f}"
         lines.append((*map(str, key), *map(times, mean.times_max), power(mean.relative["kernel"]), correlation))
-    return renewed(text, BEGIN, END, markdown_table(head, lines), "text")
+    return markdown_table(head, lines)
 
 
 def of_one_tensor(rows: pd.DataFrame) -> pd.DataFrame:
