@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.problem import Problem
@@ -17,7 +19,7 @@ from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
 from fa_lib.theory.bounds import bound
 from fa_lib.theory.law import VALUES_OF, expected
-from fa_lib.theory.recurrence import repeated, simulated
+from fa_lib.theory.recurrence import Tiles, drawn, repeated, simulated
 
 SIMULATED = 2048  # rows
 KERNEL = ["distribution", "algorithm", "bits"]
@@ -39,12 +41,34 @@ def only_sums(fmt: Format) -> Precision:
     return replace(Precision.uniform(FP64), accumulator=fmt, row_sum=fmt, output=fmt)
 
 
-def law(distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 12, 16), n_q: int = 128) -> list[dict]:
-    """A cell: measure the error of kernels whose running sums have few bits, on one draw, and predict it.
+def laws(
+    seed: int, *, distributions: Sequence[str], tiles: Sequence[int], bits: Sequence[int], n_q: int = 128
+) -> list[dict]:
+    """A cell: `law` of all distributions and numbers of tiles. Its simulations share their draws: those of the most
+    tiles begin with those of fewer.
+
+    Returns:
+        rows: distribution, tiles, and those of `law`.
+    """
+    rows = []
+    for distribution in distributions:
+        of = drawn(lookup("distribution", distribution, VALUES_OF), max(tiles), SIMULATED, seed=seed)
+        for count in tiles:
+            found = law(distribution, count, seed, bits=bits, n_q=n_q, of=of.first(count))
+            rows += [dict(distribution=distribution, tiles=count) | row for row in found]
+    return rows
+
+
+def law(
+    distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 12, 16), n_q: int = 128,
+    of: Tiles | None = None,
+) -> list[dict]:  # fmt: skip
+    """Measure the error of kernels whose running sums have few bits, on one draw, and predict it.
 
     Args:
         distribution: a key of `theory.law.VALUES_OF`. tiles: of 64 keys each. seed: of the draw. n_q: queries.
         bits: significant bits of O and l, one kernel for each.
+        of: what `recurrence.drawn` draws for SIMULATED rows, where it has been drawn.
 
     Returns:
         rows: algorithm, bits; measured, the root mean square of O - golden over that of golden, in units of the sums'
@@ -55,18 +79,47 @@ def law(distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 1
         ValueError: there is no such distribution.
     """
     values = lookup("distribution", distribution, VALUES_OF)
-    drawn = draw(distribution, seed, (1, 1, n_q, 64), (1, 1, tiles * 64, 64))  # head_dim 64
-    problem, rows = Problem(*(BF16(x) for x in drawn)), []
-    for algorithm, count in product(("fa1", "fa2"), bits):
-        fmt = carried_in(count)
-        precision = only_sums(fmt)
-        error = problem.deviation(problem.tiled(Tiling(n_q, 64), precision, algorithm), fmt)
-        setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values)
-        errors = dict(measured=error.relative, predicted=expected(precision, **setting))
-        errors["simulated"] = simulated(precision, **setting, rows=SIMULATED, seed=seed)
-        errors = {name: value / fmt.unit_roundoff for name, value in errors.items()}
-        rows.append(dict(algorithm=algorithm, bits=count) | errors | dict(bias=error.bias / error.rmse))
+    of = of or drawn(values, tiles, SIMULATED, seed=seed)
+    inputs = draw(distribution, seed, (1, 1, n_q, 64), (1, 1, tiles * 64, 64))  # head_dim 64
+    q, k, v = (BF16(x) for x in inputs)
+    problem, rows = Problem(q, k, v), []
+    formats = [carried_in(count) for count in bits]
+    kernels, stacked = [only_sums(fmt) for fmt in formats], Problem(q.repeat(1, 1, len(bits), 1), k, v)
+    for algorithm in ("fa1", "fa2"):
+        outputs = stacked.tiled(Tiling(n_q, 64), Stacked.steps(formats), algorithm, rows=len(bits) * n_q)
+        for count, fmt, precision, o in zip(bits, formats, kernels, outputs.chunk(len(bits), -2)):
+            error = problem.deviation(o, fmt)
+            setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values)
+            errors = dict(measured=error.relative, predicted=expected(precision, **setting))
+            errors["simulated"] = simulated(precision, **setting, of=of)
+            errors = {name: value / fmt.unit_roundoff for name, value in errors.items()}
+            rows.append(dict(algorithm=algorithm, bits=count) | errors | dict(bias=error.bias / error.rmse))
     return rows
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Rounds the rows of several kernels, of which there are equally many and which follow one another, each kernel's
+    to its own format. Kernels of few rows take as long for a tile as several of them at once."""
+
+    formats: Sequence[Format]
+
+    @classmethod
+    def steps(cls, formats: Sequence[Format]) -> SimpleNamespace:
+        """Make the steps of kernels that differ in what `only_sums` of a format sets."""
+        exact = Precision.uniform(FP64)
+        steps = {name: getattr(exact, name) for name in (*Precision.steps(), "products")}
+        return SimpleNamespace(**steps | dict.fromkeys(("accumulator", "row_sum", "output"), cls(formats)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Round x, (rows, ...)."""
+        return self.round_(x.clone(memory_format=torch.contiguous_format))
+
+    def round_(self, x: Tensor) -> Tensor:
+        """Round x, (rows, ...) and contiguous, in place."""
+        for rows, fmt in zip(x.chunk(len(self.formats)), self.formats):
+            fmt.round_(rows)
+        return x
 
 
 def ratios_of(table: pd.DataFrame) -> pd.DataFrame:

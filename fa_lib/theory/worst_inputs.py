@@ -1,5 +1,6 @@
 """How bad can it get? A search, tile by tile, for inputs on which the roundings of a kernel all err to one side."""
 
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -7,8 +8,11 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiled import Forward
 from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.dots import Exact
 from fa_lib.numerics.formats import BF16, FP64, Format, FormatLike
 from fa_lib.theory.bounds import bound
 from fa_lib.theory.law import expected
@@ -58,16 +62,43 @@ def search(
     Returns:
         float64 (2, tiles, 1): scores and values.
     """
-    random, sides, flash = np.random.default_rng(seed), [], _flash(fmt, algorithm, block_kv)
+    p, how = replace(Precision.uniform(fmt), products=EqualKeys(block_kv)), Algorithm.of(algorithm)
+    random, sides, kernel = np.random.default_rng(seed), [], Forward.of(p, how, 1.0, block_kv)
     for side in (1, -1):
-        x = np.zeros((2, 0, candidates))
-        for _ in range(tiles):
+        x = np.zeros((2, tiles, 1))
+        m = torch.full((1, 1), -torch.inf, dtype=torch.float64)
+        l, O = torch.zeros_like(m), torch.zeros_like(m)
+        for t in range(tiles):
             candidate_tile = random.uniform(size=(2, 1, candidates)) * [[[-SPREAD]], [[0.5]]] + [[[0.0]], [[0.5]]]
-            x = np.concatenate([x, candidate_tile], 1)  # (2, tiles so far, candidates)
-            best = int((side * _error(flash, x, fmt, block_kv)).argmax())
-            x = np.repeat(x[:, :, [best]], candidates, 2)
-        sides.append(x[:, :, :1])
+            x = np.repeat(x[..., :1], candidates, 2)
+            x[:, [t]] = candidate_tile
+            scores, values = (fmt(torch.from_numpy(part[: t + 1])) for part in x)  # (tiles so far, candidates) each
+            S = p.scores(scores[t][:, None])
+            carried = m, l, O.repeat(candidates, 1)  # of the tiles that all candidates have
+            m, l, O = kernel.tile(p, how, p.probs, S.clone(), values[t][:, None], p.maximum(S), carried)
+            golden = (scores.softmax(0) * values).sum(0)
+            o = p.output(kernel.last(p, l, O))[:, 0]
+            best = int((side * (o - golden) / golden).argmax())
+            x, m, l, O = x[..., [best]], m[[best]], l[[best]], O[[best]]
+        sides.append(x)
+    flash = _flash(fmt, algorithm, block_kv)
     return max(sides, key=lambda x: _error(flash, x, fmt, block_kv).abs().item())
+
+
+@dataclass(frozen=True)
+class EqualKeys(Exact):
+    """Products and sums over a tile of `keys` equal keys, of which P (candidates, 1) and v (candidates, 1) hold one: a
+    row of P meets its own v."""
+
+    keys: int
+
+    def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        """Compute C + keys A B, (candidates, 1)."""
+        return self.keys * A * B if C is None else C + self.keys * A * B
+
+    def totals(self, P: Tensor) -> Tensor:
+        """Sum P over the keys, (candidates, 1)."""
+        return self.keys * P
 
 
 @lru_cache
