@@ -6,13 +6,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attention_check.judge.findings import Judgement
-from attention_check.plots.page_style import BLUE, DIM, RUST, minor_2_and_5, panels_of
+from attention_check.plots.page_style import BLUE, DIM, RUST, panels_of
 from attention_check.probe.probe import summary
 from attention_check.report import sentences
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, plain_ticks, styled
+from fa_lib.plots.style import INK, log_ticks, styled
 
 DRAWN = {  # kernel: label, colour, marker
     "ran": ("what the model ran", INK, "P"),
@@ -83,8 +83,7 @@ def _layers(ax, table, worst):
         ax.annotate(label, (level, 1), (0, 3), **at)
     ax.set(xscale="log", xlabel="largest error / Baseline's", ylim=(len(worst) - 0.5, -0.5))
     ax.set_yticks(range(len(worst)), labels=_names(worst.index))
-    plain_ticks(ax.xaxis)
-    minor_2_and_5(ax.xaxis)
+    log_ticks(ax.xaxis)
     ax.grid(False)
 
 

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
 from attention_check.measure.changes import BETTER, CHANGES
-from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, minor_2_and_5, panels_of
+from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, panels_of
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import named
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, plain_ticks, styled
+from fa_lib.plots.style import INK, log_ticks, styled
 
 RISKS = {  # column of `captured.risks` -> heading, what its full colour means
     "repeated": ("rows with\nseveral\nmaxima", 1),
@@ -106,8 +106,7 @@ def _errors(ax, far, heads):
         ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
     ax.set(xscale="log", ylim=(len(heads) - 0.5, -0.5), yticks=range(len(heads)), yticklabels=heads)
-    plain_ticks(ax.xaxis)
-    minor_2_and_5(ax.xaxis)
+    log_ticks(ax.xaxis)
     ax.set(xlabel="largest error / Baseline's", ylabel="head")
     ax.grid(axis="y")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=7.5, ncols=2)
@@ -124,7 +123,6 @@ def _changes(ax, better):
     ax.axvline(1, color=INK, lw=1)
     ax.set(xscale="log", yticks=range(len(names)), ylim=(len(names) - 0.5, -0.5))
     ax.set_yticklabels([f"{CHANGES[key].label}\ncosts {CHANGES[key].cost}" for key in names], fontsize=7)
-    plain_ticks(ax.xaxis)
-    minor_2_and_5(ax.xaxis)
+    log_ticks(ax.xaxis)
     ax.set_xlabel("root mean square error, before / after")
     ax.legend(loc="upper right")
