@@ -18,17 +18,17 @@ DRAWN = {  # kernel: label, colour, marker
 
 
 @styled
-def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, Figure]:
+def model_panels(table: pd.DataFrame) -> dict[str, Figure]:
     """Draw the largest errors of kernels in a model over Baseline's: a small point for each layer, head and step, a
     large one for each layer, as in `probe.summary`.
 
     Args:
-        table: of a Probe with a baseline. baseline: its name.
+        table: of a Probe with the baseline "baseline".
 
     Returns:
         dict of the key "layers" of `anchors.PICTURES` -> figure; {} where nothing was compared.
     """
-    worst = summary(table, baseline)
+    worst = summary(table)
     if not len(worst):
         return {}
 
