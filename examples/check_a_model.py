@@ -6,16 +6,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attention_check.judge.captured import judge_model
-from attention_check.plots.model_report import model_report
+from attention_check.plots.model_report import model_panels
 from attention_check.probe.probe import Probe
 from attention_check.report.sentences import judgement_text
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import build
-
-CAPTION = (
-    "A decoder with random weights: 4 layers, 8 heads, 2 of them for keys and values, head_dim 32, 512 tokens, BF16, "
-    "3 steps. Baseline: softmax inside in FP32. Golden: FP64 on the same BF16 inputs; 256 rows of each head."
-)
 
 
 def run():
@@ -37,7 +32,7 @@ def main():
     print(probe.summary().round(2).droplevel("model").to_string())
     print(f"\nTensors of the worst call: {worst}")
     with replacing(drawn) as path:
-        model_report(judgement, probe.table, CAPTION).savefig(path, bbox_inches="tight", dpi=200)
+        model_panels(probe.table)["layers"].savefig(path, bbox_inches="tight", dpi=200)
     print(f"The figure: {drawn}")
 
 

@@ -13,7 +13,7 @@ from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.inputs import draw
-from fa_lib.numerics.formats import BF16, FP16, FP32
+from fa_lib.numerics.formats import FP16, FP32
 from fa_lib.theory.rounding_counts import roundings
 
 MINE = "examples.triton_attention:attention"
@@ -111,8 +111,3 @@ def test_the_source_of_a_kernel_that_was_compiled_in_another_checkout_is_read(mo
 def test_a_kernel_that_launches_nothing_is_refused():
     with pytest.raises(ValueError, match=r"whose output no kernel here has written; accepted is one that launches"):
         blame("baseline", *drawn(16, 16))
-
-
-def test_another_format_may_be_asked_about():
-    q, k, v = drawn(64, 128)
-    assert blame(exact_inside, q, k, v, coarse=FP16).coarse_format == FP16 != BF16

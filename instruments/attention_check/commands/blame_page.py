@@ -122,22 +122,11 @@ def write(out: Path, found: Blame, about: Mapping[str, str], answers: Sequence[s
     page = rendered(
         TEMPLATE, headline=headline(found), completeness=completeness(found), about=dict(about) | dict(date=date()),
         answers=[*answers], sources=[each for file in found.files if (each := source(found, file))["lines"]],
-        rows=rows(found), coarse=found.coarse_format.name,
+        rows=found.table.to_dict("records"), coarse=found.coarse_format.name, percent=percent, place=place,
     )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as path:
         path.write_text(page)
-
-
-def rows(found: Blame) -> list[dict[str, str]]:
-    """Write the table's rows in words."""
-    return [
-        dict(
-            share=percent(row["share"]), without=f"{row['without']:.2f}", coarse=f"{row['coarse']:.2f}",
-            own=f"{row['own']:.0e}", count=f"{row['count']:,}", place=place(row), text=row["text"], what=row["what"],
-        )
-        for row in found.table.to_dict("records")
-    ]  # fmt: skip
 
 
 def source(found: Blame, file: str) -> dict[str, Any]:

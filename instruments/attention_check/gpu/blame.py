@@ -38,7 +38,7 @@ class Blame:
         exact: o without any rounding error, float64.
         added: line -> its part of `error`, float64, as o.
         coarse: line -> the error if this line rounded to `coarse_format`, relative to now.
-        coarse_format: a format.
+        coarse_format: the format of q.
         tallies: line -> Tally of its rounding errors.
         lost: as Policy.lost: where the shadows of numbers ended.
         distance: of `exact` from the golden value: root mean square, over that of the golden value.
@@ -113,8 +113,7 @@ class Blame:
 
 
 def blame(
-    kernel: KernelRef | str | Callable, q: Tensor, k: Tensor, v: Tensor, *, gpu: str | GPU = "A100", most: int = MOST,
-    coarse: Format | None = None, **options,
+    kernel: KernelRef | str | Callable, q: Tensor, k: Tensor, v: Tensor, *, gpu: str | GPU = "A100", **options,
 ) -> Blame:  # fmt: skip
     """Find what each source line of a kernel adds to the error of its output.
 
@@ -122,8 +121,6 @@ def blame(
         kernel: as of `on.kernel`: "fa2", or a function that launches Triton or CUDA kernels, or its name.
         q, k, v: (batch, heads, n, head_dim), BF16 or FP16 on the CPU.
         gpu: a GPU, or its name.
-        most: number of lines that are looked at alone.
-        coarse: the format of Blame.coarse; None is that of q.
         options: of the call: causal, scale.
 
     Returns:
@@ -132,10 +129,10 @@ def blame(
     Raises:
         ValueError: the kernel's output has no shadows: it is no float that a kernel here has written.
     """
-    fmt, tensors = coarse or Format.of(q.dtype), (q, k, v)
+    fmt, tensors = Format.of(q.dtype), (q, k, v)
     first = Policy()
     _shadows(kernel, gpu, first, tensors, options)
-    lines = sorted(first.tallies, key=lambda line: -first.tallies[line].squares)[:most]
+    lines = sorted(first.tallies, key=lambda line: -first.tallies[line].squares)[:MOST]
     policy = Policy([[line] for line in lines], [{line: fmt} for line in lines])
     shadows = _shadows(kernel, gpu, policy, tensors, options)
     exact, kept = shadows[0], shadows[1]

@@ -9,14 +9,14 @@ from attention_check.judge.findings import Judgement
 from attention_check.measure.carry import LOST
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
-from attention_check.plots.page_style import BLUE, DIM, READABLE, RUST, minor_2_and_5, panels_of
+from attention_check.plots.page_style import BLUE, DIM, READABLE, RUST, panels_of
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, INPUTS, band, by_seed, no_minor_ticks, plain_ticks, styled
+from fa_lib.plots.style import INK, INPUTS, band, by_seed, log_ticks, no_minor_ticks, plain_ticks, styled
 
 BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
 TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
@@ -95,9 +95,8 @@ def _growth(ax, lengths, kernel):
     ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
     ax.set(xscale="log", yscale="log", xticks=_legible(sorted(own.n.unique())), xlabel="sequence length N (keys)")
     no_minor_ticks(ax.xaxis)
-    minor_2_and_5(ax.yaxis)
+    log_ticks(ax.yaxis)
     plain_ticks(ax.xaxis)
-    plain_ticks(ax.yaxis)
     ax.set_ylabel(f"largest error / Baseline's, {worst.fmt}")
     ax.set_ylim(top=5 * ax.get_ylim()[1])  # room for the legend
     ax.legend(loc="upper left")
@@ -130,8 +129,7 @@ def _rule(ax, shapes, _):
             )  # fmt: skip
         ax.plot([i - 0.42, i + 0.42], [ALLOWED[tensor]] * 2, color=INK, lw=1.2)
     ax.set(yscale="log", xticks=range(len(tensors)), xticklabels=[NAMES.get(t, "output") for t in tensors])
-    minor_2_and_5(ax.yaxis)
-    plain_ticks(ax.yaxis)
+    log_ticks(ax.yaxis)
     ax.set_ylabel("largest error / Baseline's")
     if len(tensors):
         ax.legend(loc="upper left")

@@ -1,58 +1,34 @@
 """The figure of a probe: each kernel's error at every layer of a model."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attention_check.judge.findings import Judgement
-from attention_check.plots.page_style import BLUE, DIM, RUST, minor_2_and_5, panels_of
+from attention_check.plots.page_style import BLUE, DIM, RUST, panels_of
 from attention_check.probe.probe import summary
-from attention_check.report import sentences
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, plain_ticks, styled
+from fa_lib.plots.style import INK, log_ticks, styled
 
 DRAWN = {  # kernel: label, colour, marker
     "ran": ("what the model ran", INK, "P"),
     "as_shipped": ("Flash as shipped", RUST, "o"),
     "every_step": ("Flash, every step in the format", BLUE, "s"),
 }
-POINTS = " Small points: a head at a step; large ones: the layer's largest error over Baseline's largest."
 
 
 @styled
-def model_report(judgement: Judgement, table: pd.DataFrame, caption: str, baseline: str = "baseline") -> Figure | None:
+def model_panels(table: pd.DataFrame) -> dict[str, Figure]:
     """Draw the largest errors of kernels in a model over Baseline's: a small point for each layer, head and step, a
     large one for each layer, as in `probe.summary`.
 
     Args:
-        judgement: of the probe.
-        table: of a Probe with a baseline.
-        caption: of the figure.
-        baseline: name of the baseline.
-
-    Returns:
-        The figure; None where nothing was compared.
-    """
-    worst = summary(table, baseline)
-    if not len(worst):
-        return None
-    figure, ax = plt.subplots(figsize=(8, 1.6 + 0.48 * len(worst)))
-    _layers(ax, table, worst)
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return captioned(figure, sentences.title(judgement), caption + POINTS)
-
-
-@styled
-def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, Figure]:
-    """Draw the figure of `model_report` without a title and a caption.
+        table: of a Probe with the baseline "baseline".
 
     Returns:
         dict of the key "layers" of `anchors.PICTURES` -> figure; {} where nothing was compared.
     """
-    worst = summary(table, baseline)
+    worst = summary(table)
     if not len(worst):
         return {}
 
@@ -83,8 +59,7 @@ def _layers(ax, table, worst):
         ax.annotate(label, (level, 1), (0, 3), **at)
     ax.set(xscale="log", xlabel="largest error / Baseline's", ylim=(len(worst) - 0.5, -0.5))
     ax.set_yticks(range(len(worst)), labels=_names(worst.index))
-    plain_ticks(ax.xaxis)
-    minor_2_and_5(ax.xaxis)
+    log_ticks(ax.xaxis)
     ax.grid(False)
 
 

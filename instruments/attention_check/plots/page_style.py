@@ -5,8 +5,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter
 
 READABLE = {  # a report's: on white 4.5 : 1 and more, so that thin lines and small words are read
     "BF16": ("#b84a00", "o"), "FP16": ("#6b4fa0", "s"), "FP32": ("#0168a8", "^"), "FP64": ("#686868", "D"),
@@ -18,11 +16,6 @@ LINES: dict[Any, Any] = {  # of a panel: few, and seen; none through the words o
     "grid.color": DIM, "grid.linewidth": 0.4, "grid.linestyle": ":",
     "legend.frameon": True, "legend.framealpha": 1, "legend.edgecolor": "none",
 }  # fmt: skip
-
-
-def minor_2_and_5(axis: Axis) -> None:
-    """Label the minor ticks of a logarithmic axis at 2 and 5 only."""
-    axis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else ""))
 
 
 def panels_of(drawn: Mapping[str, Callable[[Axes], None]], sizes: Mapping[str, tuple[float, float]] | None = None):

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
 from attention_check.measure.changes import BETTER, CHANGES
-from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, minor_2_and_5, panels_of
+from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, panels_of
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import named
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, plain_ticks, styled
+from fa_lib.plots.style import INK, log_ticks, styled
 
 RISKS = {  # column of `captured.risks` -> heading, what its full colour means
     "repeated": ("rows with\nseveral\nmaxima", 1),
@@ -26,12 +26,11 @@ RISKS = {  # column of `captured.risks` -> heading, what its full colour means
     "mass": ("most\nprobability\nlost", 1e-3),
     "rescales": ("rescales\nper row", 8),
 }
+MOST = 24  # heads that are drawn
 
 
 @styled
-def tensors_report(
-    judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, better: dict, caption: str, most: int = 24
-) -> Figure:
+def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, better: dict, caption: str) -> Figure:
     """Draw a line for each head: its risks, and the errors of kernels on it; and how much each change would help.
 
     Args:
@@ -40,40 +39,37 @@ def tensors_report(
         far: of `captured.deviations`.
         better: base -> rows of `captured.changes`.
         caption: of the figure.
-        most: number of heads to draw, those with the largest errors.
     """
-    drawings, heads = _drawings(risky, far, better, most)
+    drawings, heads = _drawings(risky, far, better)
     height = max(4.5, 0.34 * len(heads) + 2.6)
     figure, axes = plt.subplots(1, 3, figsize=(13.5, height), width_ratios=(1.25, 0.8, 1.1))
     for ax, (key, draw) in zip(axes, drawings.items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
-    if len(risky) > most:
-        caption += f" {shortened(risky, most)}"
-    return captioned(figure, sentences.title(judgement), caption)
+    return captioned(figure, sentences.title(judgement), f"{caption} {shortened(risky)}".rstrip())
 
 
 @styled
-def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, Figure]:
+def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict) -> dict[str, Figure]:
     """Draw the three panels of `tensors_report` as a figure each, without a title: key of `anchors.PICTURES` ->
     figure."""
-    drawings, heads = _drawings(risky, far, better, most)
+    drawings, heads = _drawings(risky, far, better)
     height = 0.3 * len(heads) + 1.6
     return panels_of(
         drawings, dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
     )
 
 
-def shortened(risky: pd.DataFrame, most: int = 24) -> str:
+def shortened(risky: pd.DataFrame) -> str:
     """Write a sentence where not all heads are drawn; else ""."""
-    return f"The {most} heads with the largest errors of {len(risky)}." if len(risky) > most else ""
+    return f"The {MOST} heads with the largest errors of {len(risky)}." if len(risky) > MOST else ""
 
 
-def _drawings(risky, far, better, most):
+def _drawings(risky, far, better):
     """Make the functions that draw into axes, key -> function; and list the heads that they draw."""
     answered = far[far.outcome == Outcome.ANSWERED]
     worst = answered.groupby("head").times_max.max().sort_values(ascending=False)
-    heads = sorted(worst.index[:most].astype(int))
+    heads = sorted(worst.index[:MOST].astype(int))
     return {
         "risks": partial(_risks, risky=risky.set_index("head").loc[heads]),
         "errors": partial(_errors, far=answered[answered["head"].isin(heads)], heads=heads),
@@ -106,8 +102,7 @@ def _errors(ax, far, heads):
         ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
     ax.set(xscale="log", ylim=(len(heads) - 0.5, -0.5), yticks=range(len(heads)), yticklabels=heads)
-    plain_ticks(ax.xaxis)
-    minor_2_and_5(ax.xaxis)
+    log_ticks(ax.xaxis)
     ax.set(xlabel="largest error / Baseline's", ylabel="head")
     ax.grid(axis="y")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=7.5, ncols=2)
@@ -124,7 +119,6 @@ def _changes(ax, better):
     ax.axvline(1, color=INK, lw=1)
     ax.set(xscale="log", yticks=range(len(names)), ylim=(len(names) - 0.5, -0.5))
     ax.set_yticklabels([f"{CHANGES[key].label}\ncosts {CHANGES[key].cost}" for key in names], fontsize=7)
-    plain_ticks(ax.xaxis)
-    minor_2_and_5(ax.xaxis)
+    log_ticks(ax.xaxis)
     ax.set_xlabel("root mean square error, before / after")
     ax.legend(loc="upper right")

@@ -80,9 +80,9 @@ def by_cache(cached: pd.DataFrame) -> pd.DataFrame:
     return gravest_first(found.reset_index(drop=True), wide.iloc[:, 0].to_numpy())
 
 
-def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
+def by_layer(table: pd.DataFrame) -> pd.DataFrame:
     """A table of a Probe: for each layer the largest error of every kernel over Baseline's, that which ran in front."""
-    worst = summary(table, baseline)
+    worst = summary(table)
     if not len(worst):
         return worst
     front = sorted(worst.columns, key="ran".__ne__)

@@ -6,7 +6,7 @@ from itertools import groupby
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.measure.capability import NAMED_OPTIONS
 from attention_check.report.labels import KERNELS, SUMS, label, named
-from attention_check.report.wordings import WORDINGS, Sentence, as_times, gravity
+from attention_check.report.wordings import WORDINGS, Sentence, gravity
 from fa_lib.execution.untrusted import Untrusted
 
 ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
@@ -61,7 +61,7 @@ def not_judged(judgement: Judgement, what: str) -> list[str]:
 
 
 def title(judgement: Judgement) -> str:
-    """Of a figure: the headline, and of a kernel the sums that it carries in low precision, of a model its error."""
+    """Of a figure: the headline, and of a kernel the sums that it carries in low precision."""
     causes = cause(judgement)
     if judgement.kind == "kernel" and not any(f.what == "carry" for f in causes):
         carries = judgement.carries
@@ -73,12 +73,6 @@ def title(judgement: Judgement) -> str:
         splits = any(f.what == "rounded_splits" for f in judgement.findings)
         also = "; it rounds partial results" if splits and not causes else ""
         return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
-    if judgement.kind == "model":
-        own = [f.number for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
-        if own and None not in own:
-            largest = max(number for number in own if number is not None)
-            error = f"attention's largest error is at most {as_times(largest)} × Baseline's"
-            return f"{headline(judgement)} In each layer, over all its heads, {error}"
     return headline(judgement).removesuffix(".")
 
 

@@ -140,7 +140,7 @@ class Wording:
     Attributes:
         text, number, limit, more, change: templates of a Sentence's; they name `_Values`.
         because: a template of the cause in a headline; "" where it is none.
-        sentence: what says it instead, where it takes more than templates.
+        sentence: what says it instead, where it takes more than templates; together: of all findings of a kind.
     """
 
     text: str = ""
@@ -150,8 +150,12 @@ class Wording:
     change: str = ""
     because: str = ""
     sentence: Callable[[Finding, dict], Sentence] | None = None
+    together: Callable[[list[Finding]], Iterator[Sentence]] | None = None
 
     def __call__(self, findings: Iterable[Finding]) -> Iterator[Sentence]:
+        if self.together:
+            yield from self.together([*findings])
+            return
         for f in sorted(findings, key=gravity):
             one = self.sentence(f, f.where) if self.sentence else self._filled(f)
             yield replace(one, severity=f.severity, what=f.what, beyond=beyond(f))
@@ -167,16 +171,6 @@ class Wording:
         values, sums = _Values(findings[0]), {f.where.get("sum") for f in findings}
         values["sums"] = " and ".join(name for key, name in SUMS.items() if key in sums)
         return self.because.format_map(values)
-
-
-@dataclass(frozen=True)
-class _OfAll(Wording):
-    """What is said of all findings of a kind together."""
-
-    sentences: Callable[[list[Finding]], Iterator[Sentence]] = lambda findings: iter(())
-
-    def __call__(self, findings: Iterable[Finding]) -> Iterator[Sentence]:
-        return self.sentences([*findings])
 
 
 def _setting(f: Finding, at: dict) -> str:
@@ -554,7 +548,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
         "its outputs differ from call to call",
     ),
     "answer": Wording(because="{answered}", sentence=_answer),
-    "carry": _OfAll(sentences=_carry, because="it carries its {sums} in low precision from tile to tile"),
+    "carry": Wording(together=_carry, because="it carries its {sums} in low precision from tile to tile"),
     "rounded_splits": Wording(
         "It rounds partial results to {fmt}", "{number:.0%} of its error explained",
         more="An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
@@ -672,7 +666,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "captured_gradients": Wording(sentence=_captured_gradients),
     # a model
     "nonfinite": Wording(sentence=_nonfinite),
-    "layer_error": _OfAll(sentences=_layers),
+    "layer_error": Wording(together=_layers),
     "nothing_compared": Wording("No attention call was compared with Baseline, so nothing was judged"),
     "skipped": Wording(sentence=_skipped),
     "own_hidden": Wording(
