@@ -42,8 +42,6 @@ _SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
     "ggml_free": (None, _pointer),
     "ggml_new_tensor_4d": (_pointer, _pointer, _int, _long, _long, _long, _long),
     "ggml_get_data": (_pointer, _pointer),
-    "ggml_row_size": (ctypes.c_size_t, _int, _long),
-    "ggml_view_4d": (_pointer, _pointer, _pointer, *[_long] * 4, *[ctypes.c_size_t] * 4),
     "ggml_flash_attn_ext": (_pointer, *[_pointer] * 5, _float, _float, _float),
     "ggml_flash_attn_ext_set_prec": (None, _pointer, _int),
     "ggml_new_graph": (_pointer, _pointer),
@@ -69,8 +67,8 @@ def _functions(wheel):
 
 @dataclass(frozen=True)
 class Ggml:
-    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`. K and V are stored once, as in a
-    KV cache, and each call of ggml gets the keys that its last query sees.
+    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`. Each call of ggml gets the
+    keys that its last query sees, as a KV cache holds them.
 
     Attributes:
         wheel: the wheel of FILES that holds ggml.
@@ -110,27 +108,25 @@ class Ggml:
                 )
             if kind in STORED and not torch.equal(x.to(STORED[kind]).to(x.dtype), x):
                 raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
-        ggml, (n_q, n_kv), outputs = _functions(self.wheel), (q.shape[2], k.shape[2]), []
-        with _context(ggml, 4 * (k.numel() + v.numel())) as cache:
-            stored = [(_tensor(ggml, cache, x, kind), x.shape, kind) for x, kind in zip((k, v), kinds)]
-            calls = calls_of(n_q, n_kv, self.queries, causal) if self.queries else [(slice(0, n_q), n_kv)]
-            for rows, keys in calls:
-                mask = causal and rows.stop - rows.start > 1
-                outputs.append(self._attend(ggml, q[:, :, rows], stored, keys, softmax_scale(q, scale), mask))
+        (n_q, n_kv), outputs = (q.shape[2], k.shape[2]), []
+        calls = calls_of(n_q, n_kv, self.queries, causal) if self.queries else [(slice(0, n_q), n_kv)]
+        for rows, keys in calls:
+            mask = causal and rows.stop - rows.start > 1
+            tensors = q[:, :, rows], k[:, :, :keys], v[:, :, :keys]
+            outputs.append(self._attend(*zip(tensors, ("FP32", *kinds)), softmax_scale(q, scale), mask))
         o = torch.cat(outputs, 1).transpose(1, 2).contiguous()
         return o if self.precise else o.to(q.dtype)
 
-    def _attend(self, ggml, q, stored, keys, scale, causal):
-        """Make one call of ggml with the first `keys` keys: o (batch, n_q, heads, head_dim of v), FP32. stored: of K
-        and V the ggml tensor, its shape and type."""
-        (batch, heads, n_q, _), (_, shape, _) = q.shape, stored[1]
-        o = torch.empty(batch, n_q, heads, shape[-1])
+    def _attend(self, q, k, v, scale, causal):
+        """Make one call of ggml: o (batch, n_q, heads, head_dim of v), FP32. q, k, v: each a tensor (batch, heads, n,
+        head_dim) and the type that it is stored in."""
+        ggml, (batch, heads, n_q, _), (_, _, keys, width) = _functions(self.wheel), q[0].shape, v[0].shape
+        o = torch.empty(batch, n_q, heads, width)
         mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
-        with _context(ggml, 4 * (q.numel() + o.numel()) + mask_size) as context:
+        with _context(ggml, 4 * sum(x.numel() for x in (o, q[0], k[0], v[0])) + mask_size) as context:
             mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
-            query = _tensor(ggml, context, q, "FP32")
-            views = [_view(ggml, context, tensor, shape, kind, keys) for tensor, shape, kind in stored]
-            out = ggml["ggml_flash_attn_ext"](context, query, *views, mask, scale, 0.0, 0.0)
+            tensors = [_tensor(ggml, context, *each) for each in (q, k, v)]
+            out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
             ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
             graph = ggml["ggml_new_graph"](context)
             ggml["ggml_build_forward_expand"](graph, out)
@@ -149,13 +145,6 @@ def _context(ggml, size):
         yield context
     finally:
         ggml["ggml_free"](context)
-
-
-def _view(ggml, context, tensor, shape, kind, keys):
-    """Make a view of the first `keys` keys of a tensor of `_tensor`, shape (batch, heads, n, head_dim)."""
-    batch, heads, n, width = shape
-    row = ggml["ggml_row_size"](TYPES[kind], width)  # bytes
-    return ggml["ggml_view_4d"](context, tensor, width, keys, heads, batch, row, row * n, row * n * heads, 0)
 
 
 def _tensor(ggml, context, x, kind):
