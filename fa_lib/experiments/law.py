@@ -105,11 +105,10 @@ class Stacked:
     formats: Sequence[Format]
 
     @classmethod
-    def steps(cls, formats: Sequence[Format]) -> SimpleNamespace:
+    def steps(cls, formats: Sequence[Format]) -> Any:
         """Make the steps of kernels that differ in what `only_sums` of a format sets."""
-        exact = Precision.uniform(FP64)
-        steps = {name: getattr(exact, name) for name in (*Precision.steps(), "products")}
-        return SimpleNamespace(**steps | dict.fromkeys(("accumulator", "row_sum", "output"), cls(formats)))
+        of_sums = dict.fromkeys(("accumulator", "row_sum", "output"), cls(formats))
+        return SimpleNamespace(**vars(Precision.uniform(FP64)) | of_sums)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Round x, (rows, ...)."""
