@@ -78,7 +78,7 @@ def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
     monkeypatch.setattr(explorer, "png", lambda *given: drawn.append(given) or png(*given))
     box = explore()
     assert shown(box) == setting_line(ExplorerSettings())
-    others = dict(n=128, fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", head_dim=16)
+    others = dict(fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", n=128, head_dim=16)
     others |= dict(seed=5, causal=True, preset="as_shipped", sums="TF32", products="H100") | dict.fromkeys(
         reversed(STEPS), "E4M3"
     )
