@@ -12,4 +12,6 @@ def gradients(o: Tensor, inputs: Sequence[Tensor], dO: Tensor) -> tuple[Tensor, 
     They have the bits of `torch.autograd.grad(o, inputs, dO)`: the sum hands 1 to every product, and 1 dO is dO. But
     where torch is given dO, it imports sympy to compare its shape with o's: half a second of every process.
     """
-    return torch.autograd.grad((o * dO).sum(), inputs)
+    with torch.enable_grad():  # it is off inside a backward pass
+        total = (o * dO).sum()
+    return torch.autograd.grad(total, inputs)
