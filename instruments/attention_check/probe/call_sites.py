@@ -70,6 +70,7 @@ class CallTracker:
         self.unseen, self.hooks, self.running = unseen, [], []  # (module, what turns the modes off or None)
         self.hidden = WeakKeyDictionary()  # outermost module -> every Why but FUSED that holds of it
         self.models, self.steps = WeakKeyDictionary(), Counter()  # outermost module -> its name -> steps begun
+        self.kinds = Counter()  # of outermost modules, by class
         self.names: dict[torch.nn.Module, str] = {}  # module -> name, in the run of the outermost module that goes on
         self.calls = Counter()  # of each layer, in this step
 
@@ -101,11 +102,9 @@ class CallTracker:
 
     def _model(self, module):
         if module not in self.models:
-            name, kind, n = type(module).__name__, type(module).__name__, 1
-            while name in self.steps:
-                n += 1
-                name = f"{kind} {n}"
-            self.models[module] = name
+            kind = type(module).__name__
+            self.kinds[kind] += 1
+            self.models[module] = kind if self.kinds[kind] == 1 else f"{kind} {self.kinds[kind]}"
         return self.models[module]
 
     def _entered(self, module, args):
@@ -247,7 +246,8 @@ def _settings() -> list[tuple[Callable, Callable]]:
     backends = torch.backends.cuda
     return [
         (torch.get_default_dtype, torch.set_default_dtype), (torch.get_num_threads, torch.set_num_threads),
-        (lambda: TINY * 1.0 == 0.0, torch.set_flush_denormal), (_deterministic, _set_deterministic),
+        (lambda: TINY * 1.0 == 0.0, torch.set_flush_denormal),
+        (torch.get_deterministic_debug_mode, lambda x: torch.use_deterministic_algorithms(x > 0, warn_only=x == 1)),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
         (backends.flash_sdp_enabled, backends.enable_flash_sdp),
@@ -258,11 +258,3 @@ def _settings() -> list[tuple[Callable, Callable]]:
         *((lambda of=of, name=name: getattr(of, name), lambda x, of=of, name=name: setattr(of, name, x))
           for of, name in FLAGS),
     ]  # fmt: skip
-
-
-def _deterministic():
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _set_deterministic(value):
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
