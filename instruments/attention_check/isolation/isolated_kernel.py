@@ -201,7 +201,7 @@ class Process:
         while (left := deadline - time.monotonic()) > 0:
             self.socket.settimeout(min(left, SLICE_S))
             try:
-                got = self.socket.recv(2**16)
+                got = self.socket.recv(2**20)
             except TimeoutError:
                 if self.process.poll() is not None:
                     raise self._dead() from None

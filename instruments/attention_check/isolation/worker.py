@@ -247,19 +247,15 @@ def serve(orders: int) -> None:
 def _next(channel):
     """The next order; None where there is none any more."""
     head = _exactly(channel, LENGTH.size)
-    return head and torch.load(_exactly(channel, *LENGTH.unpack(head.getvalue())), weights_only=False)
+    return torch.load(io.BytesIO(_exactly(channel, *LENGTH.unpack(head))), weights_only=False) if head else None
 
 
 def _exactly(channel, size):
-    """So many bytes as a file; None where there are fewer."""
-    received, done = io.BytesIO(), 0
-    received.seek(size - 1)
-    received.write(b"\0")
-    received.seek(0)
+    received, done = bytearray(size), 0
     while done < size:
-        got = channel.recv_into(received.getbuffer()[done:])
+        got = channel.recv_into(memoryview(received)[done:])
         if not got:
-            return None
+            return b""
         done += got
     return received
 
