@@ -40,6 +40,10 @@ LIMIT_S = 60.0  # of one call
 FIRST_CALL_FACTOR = 5  # times that for the import, and for a process's first call: kernels are compiled there
 MOST_ENDINGS = 3  # of its process, after which a kernel is asked no more
 
+KINDS = (
+    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD,
+)  # fmt: skip
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 STREAMS = ("stdout", "stderr")
 LINE = 2**20  # bytes of an answer, without its tensors
@@ -559,8 +563,8 @@ def _signature(parameters):
     """Of what a process says; None where it makes none."""
     try:
         return inspect.Signature([
-            inspect.Parameter(name, kind, default=None if optional else inspect.Parameter.empty)
+            inspect.Parameter(name, KINDS[kind], default=None if optional else inspect.Parameter.empty)
             for name, kind, optional in parameters
         ])  # fmt: skip
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, IndexError):
         return None
