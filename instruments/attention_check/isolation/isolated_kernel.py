@@ -9,17 +9,19 @@ import inspect
 import json
 import math
 import os
+import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -45,7 +47,6 @@ KINDS = (
     inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD,
 )  # fmt: skip
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
-STREAMS = ("stdout", "stderr")
 LINE = 2**20  # bytes of an answer, without its tensors
 START_S = 300.0  # until Python and torch are there
 GOODBYE_S = 2.0  # to end by itself
@@ -79,19 +80,24 @@ class Process:
     """It imports a kernel when it is made, and is asked for `hello` first.
 
     Args:
-        kernel: of a module. printed: gets how many bytes it writes to "stdout" and "stderr".
+        kernel: of a module.
 
     Raises:
         RuntimeError: it ends before it has heard of the kernel.
+
+    Attributes:
+        printed: bytes that it wrote to "stdout" and "stderr".
     """
 
-    def __init__(self, kernel: KernelRef, threads: int, printed: Counter[str]):
-        self.said, self.number, self.printed = bytearray(), 0, printed
+    def __init__(self, kernel: KernelRef, threads: int):
+        self.inbox, self.outbox, self.said, self.number = _nameless(), _nameless(), b"", 0
+        self.printed = dict(stdout=0, stderr=0)
         self.socket, theirs = socket.socketpair()
         ending, self.lifeline = os.pipe()
-        command = [sys.executable, "-P", "-u", worker.__file__, f"{theirs.fileno()}"]
+        descriptors = (theirs.fileno(), self.inbox, self.outbox)
+        command = [sys.executable, "-P", "-u", worker.__file__, *map(str, descriptors)]
         self.process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, pass_fds=descriptors, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, process_group=0,
         )  # fmt: skip
         self.guard = subprocess.Popen(
@@ -99,12 +105,12 @@ class Process:
         )
         theirs.close()
         os.close(ending)
-        self.readers = [threading.Thread(target=self._count, args=(name,), daemon=True) for name in STREAMS]
+        self.readers = [threading.Thread(target=self._count, args=(name,), daemon=True) for name in self.printed]
         for reader in self.readers:
             reader.start()
         try:
             order = dict(module=kernel.module, function=kernel.function, gpu=kernel.gpu, threads=threads)
-            self._send(order | dict(path=reader_modules.path()), GOODBYE_S)
+            self._send(order | dict(path=reader_modules.path()))
         except Ended as ended:
             raise _not_begun(ended) from ended
 
@@ -135,16 +141,13 @@ class Process:
             raise self._dead("answers before it is asked")
         self.number += 1
         most = 2**20 + 4 * (due + size_of(tensors))
-        given = [x.detach() for x in tensors]
-        deadline = time.monotonic() + limit
-        self._send(order | dict(number=self.number, tensors=given, most=most), limit)
+        storages, specs = pack(self.inbox, tensors)
+        self._send(order | dict(number=self.number, storages=storages, tensors=specs, most=most))
         reply = self._answer(limit)
         try:
             if reply["outcome"] == Outcome.ANSWERED:
                 reply["changed"] = [i for i in range(len(tensors)) if i in reply["changed"]]
-                sizes = sizes_of(reply["results"], most)
-                content, device = self._taken(sum(sizes), deadline, limit), tensors[0].device
-                reply["results"] = unpacked(content, reply["results"], sizes, device)
+                reply["results"] = unpack(self.outbox, reply["results"], most, tensors[0].device)
             return reply
         except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, OSError) as error:
             raise self._dead("answers with something that is no answer") from error
@@ -164,24 +167,34 @@ class Process:
             self.process.wait(GOODBYE_S)
         self._kill()
 
-    def _send(self, order, limit):
-        message = worker.packed(order)
+    def _send(self, order):
+        message = pickle.dumps(order)
         try:
-            self.socket.settimeout(limit)
-            self.socket.sendall(message)
-        except TimeoutError:
-            raise self._hung(limit) from None
+            self.socket.settimeout(GOODBYE_S)
+            self.socket.sendall(struct.pack("<Q", len(message)) + message)
         except OSError:
             raise self._dead() from None
 
     def _answer(self, limit):
-        """A line of JSON that it says."""
         deadline = time.monotonic() + limit
         while b"\n" not in self.said:
-            self._hear(deadline, limit)
-            if len(self.said) > LINE and b"\n" not in self.said[:LINE]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._kill()
+                raise Ended("hangs", f"does not answer within {limit:g} s", number=limit)
+            self.socket.settimeout(min(left, SLICE_S))
+            try:
+                got = self.socket.recv(2**16)
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    raise self._dead() from None
+                continue
+            except OSError:
+                got = b""
+            self.said += got
+            if not got or len(self.said) > LINE:
                 raise self._dead()
-        line = self._taken(self.said.index(b"\n") + 1, deadline, limit)
+        line, _, self.said = self.said.partition(b"\n")
         try:
             reply = json.loads(line)
             possible = (Outcome.ANSWERED, Outcome.REFUSED, Outcome.MALFORMED)
@@ -192,35 +205,6 @@ class Process:
         if not right:
             raise self._dead("answers with something that is no answer")
         return reply
-
-    def _taken(self, size, deadline, limit):
-        """The next bytes that it says."""
-        while len(self.said) < size:
-            self._hear(deadline, limit)
-        taken, self.said = self.said[:size], self.said[size:]
-        return taken
-
-    def _hear(self, deadline, limit):
-        """Wait for more of what it says."""
-        while (left := deadline - time.monotonic()) > 0:
-            self.socket.settimeout(min(left, SLICE_S))
-            try:
-                got = self.socket.recv(2**20)
-            except TimeoutError:
-                if self.process.poll() is not None:
-                    raise self._dead() from None
-                continue
-            except OSError:
-                got = b""
-            if not got:
-                raise self._dead()
-            self.said += got
-            return
-        raise self._hung(limit)
-
-    def _hung(self, limit):
-        self._kill()
-        return Ended("hangs", f"does not answer within {limit:g} s", number=limit)
 
     def _dead(self, problem=""):
         """The Ended of a process that has left, or says nothing that makes sense."""
@@ -244,9 +228,10 @@ class Process:
         for reader in self.readers:
             reader.join(SLICE_S)
         self.socket.close()
-        if self.lifeline >= 0:
-            os.close(self.lifeline)
-        self.lifeline = -1
+        for descriptor in (self.inbox, self.outbox, self.lifeline):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.inbox = self.outbox = self.lifeline = -1
 
     def _count(self, name):
         """Read what it prints, so that it can go on, and keep how much it was."""
@@ -263,28 +248,59 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def sizes_of(specs: Any, most: int) -> list[int]:
-    """Bytes of each tensor of which the other side says dtype and shape.
+def pack(file: int, tensors: Sequence[Tensor]) -> tuple[list, list[dict]]:
+    """Write tensors as they lie in memory: each storage once, and of each tensor where it lies in its storage.
+
+    Returns:
+        storages: (first byte, bytes, device). specs: storage (its number), offset, shape, stride, dtype.
+    """
+    storages: dict[tuple, tuple] = {}
+    specs, end = [], 0
+    for x in tensors:
+        x = x.detach()
+        raw = x.untyped_storage()
+        key = (x.device, raw.data_ptr(), raw.nbytes())
+        if key not in storages:
+            content = torch.empty(0, dtype=torch.uint8, device=x.device).set_(raw).cpu()
+            storages[key] = (end, raw.nbytes(), f"{x.device}")
+            worker.write_at(file, content, end)
+            end += raw.nbytes()
+        lies = dict(offset=x.storage_offset(), shape=tuple(x.shape), stride=x.stride(), dtype=x.dtype)
+        specs.append(dict(storage=[*storages].index(key), **lies))
+    return [*storages.values()], specs
+
+
+def unpack(file: int, specs: Any, most: int, device: torch.device) -> list[Tensor]:
+    """Read tensors of which the other side says dtype, shape, start and size.
 
     Raises:
-        KeyError, TypeError, ValueError, OverflowError: what it says makes no sense.
+        KeyError, TypeError, ValueError, OverflowError, RuntimeError, OSError: what it says makes no sense.
     """
-    sizes = [DTYPES[spec["dtype"]].itemsize * math.prod(spec["shape"]) for spec in specs]
-    if not specs or min(min(spec["shape"], default=0) for spec in specs) < 0 or sum(sizes) > most:
+    found = []
+    if not specs or sum(spec["size"] for spec in specs) > most:
         raise ValueError("it says nothing, or more than is due")
-    return sizes
-
-
-def unpacked(content: bytearray, specs: Any, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    """The tensors of whose values the other side has sent the bytes, one after the other."""
-    raw = torch.frombuffer(content or bytearray(1), dtype=torch.uint8)
-    parts = [raw[end - size : end].clone() for size, end in zip(sizes, accumulate(sizes))]
-    return [x.view(DTYPES[spec["dtype"]]).reshape(spec["shape"]).to(device) for x, spec in zip(parts, specs)]
+    for spec in specs:
+        dtype, shape = DTYPES[spec["dtype"]], [*map(int, spec["shape"])]
+        size = math.prod(shape) * dtype.itemsize
+        if min([0, spec["start"], *shape]) < 0 or size != spec["size"]:
+            raise ValueError("its numbers do not fit each other")
+        x = torch.empty(shape, dtype=dtype)
+        worker.read_at(file, x.reshape(-1).view(torch.uint8), spec["start"])
+        found.append(x.to(device))
+    return found
 
 
 def _not_begun(ended):
     """Of a process that ended before the kernel was imported: no fault of the kernel's."""
     return RuntimeError(f"kernel: the process for it {ended}, before it is imported")
+
+
+def _nameless():
+    """The descriptor of a file in memory that has no name, so that nothing is left of it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("tensors")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class Memory:
@@ -325,13 +341,13 @@ class IsolatedKernel:
         self.kernel, self.timeout = kernel, float(timeout)
         self.threads = torch.get_num_threads()  # of every process of its own, whatever the judge has later
         self.acts: dict[tuple, dict] = {}
-        self.printed: Counter[str] = Counter()
+        self.printed = dict(stdout=0, stderr=0)
         self.parameters: list | None = None
         self.endings, self.ready, self.dead, self.stillborn = 0, False, False, ""
         self.warmed: set[str] = set()
         self.memory = Memory()
         self.gone: list[tuple[Process, int]] = []
-        self.process: Process | None = Process(self.kernel, self.threads, self.printed)
+        self.process: Process | None = self._start()
 
     @property
     def __signature__(self) -> inspect.Signature | None:
@@ -396,8 +412,9 @@ class IsolatedKernel:
             what is changed), number (seconds, exit code, bytes, bytes a call), times (calls), on_import, at (the first
             call that it was, in words).
         """
-        for stream in filter(self.printed.__getitem__, STREAMS):
-            self.acts["prints", stream, False] = dict(number=self.printed[stream], times=1, at="")
+        for stream, count in self.printed.items():
+            if count:
+                self.acts["prints", stream, False] = dict(number=count, times=1, at="")
         if self.memory.growth:
             self.acts["leaks", "", False] = dict(number=self.memory.growth, times=self.memory.calls, at="")
         columns = ["what", "detail", "on_import", "number", "times", "at"]
@@ -410,7 +427,11 @@ class IsolatedKernel:
         """End the process."""
         if self.process is not None:
             self.process.close()
+            self._count()
             self.process, self.dead = None, True
+
+    def _start(self):
+        return Process(self.kernel, self.threads)
 
     def _hello(self):
         """A process that has imported the kernel."""
@@ -420,7 +441,7 @@ class IsolatedKernel:
             self._act("unasked", "", False, self.endings, "")
             raise KernelError(Outcome.NOT_CALLED, f"was not asked: its process had ended {self.endings} times")
         if self.process is None:
-            self.process, self.ready = Process(self.kernel, self.threads, self.printed), False
+            self.process, self.ready = self._start(), False
         if self.ready:
             return
         self.warmed.clear()
@@ -472,6 +493,7 @@ class IsolatedKernel:
     def _ended(self, ended, at, on_import=False):
         """Note what ended the process, and the KernelError that says so."""
         self._act(ended.what, ended.detail, on_import, ended.number, at)
+        self._count()
         self.process, self.endings = None, self.endings + 1
         self.dead = self.dead or self.endings >= MOST_ENDINGS
         return KernelError(Outcome.ENDED, f"{ended}")
@@ -483,6 +505,10 @@ class IsolatedKernel:
     def _act(self, what, detail, on_import, number, at):
         act = self.acts.setdefault((what, detail, on_import), dict(number=number, times=0, at=at))
         act["times"] += 1
+
+    def _count(self):
+        for stream, count in self._running().printed.items():
+            self.printed[stream] += count
 
 
 class Graph:

@@ -1,16 +1,16 @@
 """The process in which a stranger's kernel runs: it imports the kernel, and answers calls. `process` starts it, by the
 path of this file, which therefore imports nothing of fa_lib.
 
-It is told what to do by `torch.save`, and answers in lines of JSON, with the bytes of tensors behind them: nothing of
-the stranger's is unpickled by who judges it.
+It is told what to do by pickles, and answers in lines of JSON: nothing of the stranger's is unpickled by who judges it.
+The tensors of both lie as raw bytes in two files that have no name: one that `process` writes, one that this writes.
 """
 
 import ctypes
 import importlib
 import inspect
-import io
 import json
 import os
+import pickle
 import random
 import socket
 import struct
@@ -41,7 +41,6 @@ class Outcome(StrEnum):
 UNSUPPORTED = (Outcome.REFUSED, Outcome.NOT_CALLED)  # what is no answer, and no fault either
 HERE = Path(__file__).resolve().parents[2]  # site-packages, or instruments/ of a checkout
 PACKAGES = ("fa_lib", "attention_check", "ptx_machine", "attention_gallery")
-LENGTH = struct.Struct("<Q")
 TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
 PATCHABLE = (torch, torch.Tensor, torch.nn.functional, torch.autograd, torch.linalg)
@@ -75,13 +74,14 @@ class OwnPackages:
 
 
 class Worker:
-    """One kernel. fn: called fn(q, k, v, **options). watch: that has looked."""
+    """One kernel. fn: called fn(q, k, v, **options). watch: that has looked. inbox, outbox: descriptors of the files of
+    tensors."""
 
-    def __init__(self, fn: Callable, watch: "Watch"):
-        self.fn, self.watch, self.graphs = fn, watch, {}
+    def __init__(self, fn: Callable, watch: "Watch", inbox: int, outbox: int):
+        self.fn, self.watch, self.inbox, self.outbox, self.graphs = fn, watch, inbox, outbox, {}
 
     def answer(self, order: dict) -> dict:
-        """What is told of a call, or of its backward pass: outcome (of Outcome), results (tensors), changed, state."""
+        """What is told of a call, or of its backward pass: outcome (of Outcome), results, changed, state."""
         for number in order["forget"]:
             self.graphs.pop(number, None)
         try:
@@ -94,7 +94,7 @@ class Worker:
         return reply | dict(state=self.watch.look())
 
     def call(self, order: dict) -> dict:
-        tensors = order["tensors"]
+        tensors = self.read(order["storages"], order["tensors"])
         before = [_bits(x).clone() for x in tensors]
         options = {name: tensors[x] if kind == "tensor" else x for name, (kind, x) in order["options"].items()}
         wanted = [x for x, wants in zip(tensors, order["wants"]) if wants]
@@ -115,11 +115,11 @@ class Worker:
         if wanted:
             self.graphs[order["number"]] = results, wanted, tensors, before
         changed = [i for i, (x, was) in enumerate(zip(tensors, before)) if not torch.equal(_bits(x), was)]
-        return dict(outcome=Outcome.ANSWERED, several=several, results=results, changed=changed)
+        return dict(outcome=Outcome.ANSWERED, several=several, results=self.write(results), changed=changed)
 
     def backward(self, order: dict) -> dict:
         results, wanted, inputs, before = self.graphs.pop(order["graph"])
-        pairs = list(zip(results, order["tensors"]))
+        pairs = list(zip(results, self.read(order["storages"], order["tensors"])))
         pairs = [(x, dx) for x, dx in pairs if x.requires_grad] or pairs
         inputs, before = [*inputs[:3], *(dx for _, dx in pairs)], [*before[:3], *(_bits(dx).clone() for _, dx in pairs)]
         grads = torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
@@ -129,17 +129,53 @@ class Worker:
         for g in grads:
             if problem := unusable(g, wanted[0].device):
                 return dict(outcome=Outcome.MALFORMED, problem=f"{problem} (a gradient)")
-        return dict(outcome=Outcome.ANSWERED, several=True, results=grads, changed=[])
+        return dict(outcome=Outcome.ANSWERED, several=True, results=self.write(grads), changed=[])
+
+    def read(self, storages: list[tuple[int, int, str]], tensors: list[dict]) -> list[torch.Tensor]:
+        """Tensors as they lie in memory over there: their strides, and what they share."""
+        contents = []
+        for start, size, device in storages:
+            raw = torch.empty(size, dtype=torch.uint8)
+            read_at(self.inbox, raw, start)
+            contents.append(raw.to(device))
+        found = []
+        for each in tensors:
+            raw = contents[each["storage"]]
+            x = torch.empty(0, dtype=each["dtype"], device=raw.device)
+            found.append(x.set_(raw.untyped_storage(), each["offset"], each["shape"], each["stride"]))
+        return found
+
+    def write(self, results) -> list[dict]:
+        """What is said of each tensor; its bytes go to the file."""
+        specs, start = [], 0
+        for x in results:
+            size = x.numel() * x.element_size()
+            specs.append(dict(dtype=f"{x.dtype}", shape=[*x.shape], start=start, size=size))
+            start += size
+        for x, spec in zip(results, specs):
+            write_at(self.outbox, _bits(x), spec["start"])
+        return specs
 
 
-def packed(order: dict) -> memoryview:
-    """An order as it is sent: its length, then its bytes. Tensors keep their strides, and what they share."""
-    content = io.BytesIO(bytes(LENGTH.size))
-    content.seek(LENGTH.size)
-    torch.save(order, content, _use_new_zipfile_serialization=False)  # five times as fast
-    message = content.getbuffer()
-    LENGTH.pack_into(message, 0, len(message) - LENGTH.size)
-    return message
+def write_at(file: int, content: torch.Tensor, start: int) -> None:
+    """Write bytes, uint8 (n,) on the CPU, to a file from a place on."""
+    view, done = memoryview(content.numpy().data), 0
+    while done < len(view):
+        done += os.pwrite(file, view[done:], start + done)
+
+
+def read_at(file: int, content: torch.Tensor, start: int) -> None:
+    """Fill a tensor of bytes, uint8 (n,) on the CPU, from a place of a file on.
+
+    Raises:
+        ValueError: the file ends before.
+    """
+    view, done = memoryview(content.numpy().data), 0
+    while done < len(view):
+        got = os.preadv(file, [view[done:]], start + done)
+        if not got:
+            raise ValueError("it has written less than it says")
+        done += got
 
 
 def state() -> dict:
@@ -210,11 +246,11 @@ def function_of(module: str, function: str, gpu: str) -> Any:
     return KernelRef(module, function, gpu).imported()
 
 
-def serve(orders: int) -> None:
+def serve(orders: int, inbox: int, outbox: int) -> None:
     """Import the kernel that the first order names, and answer the others until there are none.
 
     Args:
-        orders: descriptor of a socket.
+        orders: descriptor of a socket. inbox, outbox: of the files of tensors.
     """
     channel = socket.socket(fileno=orders)
     first = _next(channel)
@@ -235,7 +271,7 @@ def serve(orders: int) -> None:
         )
         reply |= dict(doc=f"{getattr(fn, '__doc__', None) or ''}"[:TEXT])  # of built-in functions it has the parameters
     _tell(channel, reply | dict(number=0, state=watch.look()))
-    worker = Worker(fn, watch) if reply["outcome"] == Outcome.ANSWERED else None
+    worker = Worker(fn, watch, inbox, outbox) if reply["outcome"] == Outcome.ANSWERED else None
     while worker and (order := _next(channel)):
         _tell(channel, worker.answer(order) | dict(number=order["number"]))
     sys.stdout.flush()
@@ -246,27 +282,22 @@ def serve(orders: int) -> None:
 
 def _next(channel):
     """The next order; None where there is none any more."""
-    head = _exactly(channel, LENGTH.size)
-    return torch.load(io.BytesIO(_exactly(channel, *LENGTH.unpack(head))), weights_only=False) if head else None
+    head = _exactly(channel, 8)
+    return pickle.loads(_exactly(channel, *struct.unpack("<Q", head))) if head else None
 
 
 def _exactly(channel, size):
-    received, done = bytearray(size), 0
-    while done < size:
-        got = channel.recv_into(memoryview(received)[done:])
+    received = b""
+    while len(received) < size:
+        got = channel.recv(size - len(received))
         if not got:
             return b""
-        done += got
+        received += got
     return received
 
 
 def _tell(channel, told):
-    """Say how a call went, in a line, and the values of its results behind it."""
-    results = told.pop("results", [])
-    told["results"] = [dict(dtype=f"{x.dtype}", shape=[*x.shape]) for x in results]
     channel.sendall(json.dumps(told).encode() + b"\n")
-    for x in results:
-        channel.sendall(memoryview(_bits(x).numpy()))
 
 
 def _bits(x):
@@ -287,4 +318,4 @@ def _written(write, error, otherwise):
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(*map(int, sys.argv[1:]))
