@@ -18,7 +18,7 @@ MANY = 2**20  # heads: all of them
 BASES = 3  # dialects, the nearest, beside which numbers are fitted
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
-REFINED = 4  # families, the nearest, whose value is refined
+COUNTED = 0.5  # of the rows, at least: a dialect that hides all keys of most rows says nothing
 LEFT = 0.7  # of the residual without the number: a fit that leaves more is none
 OFF = 4.0  # unit roundoffs of a fitted number from the believed one: less may be rounding to one side
 HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not fitted to: a factor rounds once more
@@ -80,11 +80,15 @@ class _Halves:
         rows = self.rows(dialect)
         golden, o = attend(rows), rows.o
         counted = FiniteMask.of(rows, golden).counted[..., None]
+        if counted.double().mean() < COUNTED:
+            return 1.0, math.inf, math.inf
         golden, o = (x.where(counted, 0.0) for x in (golden, o))
         entries, heads, n, features = golden.shape
-        several = entries * heads * n > 1
-        at = torch.arange(entries * heads * n).reshape(entries, heads, n, 1) + torch.arange(heads)[:, None, None]
-        half = (at % 2 == 0).expand_as(golden) if several else torch.arange(features).expand_as(golden) % 2 == 0
+        at = torch.arange(features)
+        if entries * heads * n > 1:  # a chequerboard of rows and heads
+            of_entries, of_heads, of_rows = (torch.arange(count) for count in (entries, heads, n))
+            at = of_entries[:, None, None, None] + of_heads[:, None, None] + of_rows[:, None]
+        half = (at % 2 == 0).expand_as(golden)
         factor = dialect.factor
         if solve:
             factor = ((o * golden)[half].sum() / golden[half].square().sum().clamp(min=TINY)).item()
@@ -104,7 +108,9 @@ def holding(call: CapturedCall, fits: Sequence[Fit]) -> tuple[list[Rated], Rated
         return [(first.dialect, first.residual)], (first.dialect, first.residual)
     near = sorted(fits, key=lambda each: each.residual)[:BASES]
     bases = [first.dialect, Dialect(), *(each.dialect for each in near)]
-    bases += [Dialect(mask=choice) for choice in ("ignored", "inverted") if call.options.get("mask") is not None]
+    mask = call.options.get("mask")
+    bases += [Dialect(mask="ignored")] if mask is not None else []
+    bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
     return fitted(call, [*dict.fromkeys(bases)])
 
 
@@ -124,7 +130,8 @@ def fitted(call: CapturedCall, bases: Sequence[Dialect]) -> tuple[list[Rated], R
             continue
         tried += [(*each, base) for each in coarse if each and each[0] < max(LEFT * without, 1e-12)]
     tried.sort(key=lambda each: (each[0], len(each[3].changes())))
-    found = [_refined(halves, *each[1:]) for each in tried[:REFINED]]
+    best = {family: (family, value, base) for _, family, value, base in reversed(tried)}
+    found = [_refined(halves, *each) for each in best.values()]
     for base in bases:
         found += [dialect for dialect in _seen_keys(call, base) if dialect != base]
     if call.options.get("softcap"):
@@ -147,7 +154,7 @@ def _taken(base, family):
 def _values(family, start):
     octaves = torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE
     if family.aspect == "sink":  # a score, and no factor
-        return (start + torch.linspace(-12, 6, 19)).tolist()
+        return (start + torch.linspace(-12, 6, 37)).tolist()
     values = (start * octaves.exp2()).tolist()
     return values + [-x for x in values] if family.signed else values
 
@@ -179,7 +186,7 @@ def _refined(halves, family, value, base):
         def far(x):
             return halves.residuals(changed(base, family.aspect, at(x)), family.with_factor)[1]
 
-        reach = 1.0 if family.aspect == "sink" else 1 / OCTAVE
+        reach = 1 / OCTAVE
         best = at(optimize.minimize_scalar(far, bounds=(-reach, reach), method="bounded", options=dict(xatol=1e-9)).x)
         if family.unit is None or abs(best - family.unit) > off:
             dialect = changed(base, family.aspect, float(best))

@@ -70,7 +70,7 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         return numbers.explained(Verdict.BUG, believed, constant=value)
     for dialect, _ in holds:
         numbers = Distance.of(call, dialect)
-        if numbers.holds:
+        if numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(scan(call, numbers.rows), numbers, believed)
             return _verdict_if_uniform(call, numbers, _of_conventions(dialect), believed)
