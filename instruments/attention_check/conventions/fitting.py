@@ -316,7 +316,7 @@ def dropped(rows: Rows) -> float | None:
 
 
 ALONG = 0.1  # of the output, that an error has along it, at most: noise has no direction
-ALIKE = 0.25  # of the mean over heads, that a head's error may be off: a standard error for 16 independent values
+ALIKE = 0.25  # of the mean over heads, that a head's error may be off: about a standard error for 32 independent values
 MOST_ODDS = 20.0  # with more, there is nothing of the output left
 
 
