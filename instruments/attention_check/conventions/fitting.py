@@ -19,7 +19,6 @@ BASES = 3  # dialects, the nearest, beside which numbers are fitted
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 COUNTED = 0.5  # of the rows, at least: a dialect that hides all keys of most rows says nothing
-LEFT = 0.7  # of the residual without the number: a fit that leaves more is none
 OFF = 4.0  # unit roundoffs of a fitted number from the believed one: less may be rounding to one side
 HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not fitted to: a factor rounds once more
 TINY = 1e-300
@@ -71,6 +70,10 @@ class _Halves:
 
     def __init__(self, call: CapturedCall):
         self.call, self.reader = call, Reader(call, FEW)
+        try:
+            self.believed = self.rows(Dialect()).seen  # rows that see a key, as the caller believes
+        except Unfit:
+            self.believed = torch.ones((), dtype=torch.bool)
 
     def rows(self, dialect: Dialect) -> Rows:
         return self.reader.rows(replace(dialect, factor=1.0))
@@ -79,7 +82,10 @@ class _Halves:
         """The factor, the dialect's unless it is solved for, and the residuals on the first half and on the other."""
         rows = self.rows(dialect)
         golden, o = attend(rows), rows.o
-        counted = FiniteMask.of(rows, golden).counted[..., None]
+        blind = ~rows.seen & o.isfinite().all(-1, keepdim=True)
+        if blind.shape == self.believed.shape:  # attention is 0 there, and o must be where the caller expects a value
+            blind = blind & self.believed
+        counted = FiniteMask.of(rows, golden).counted[..., None] | blind
         if counted.double().mean() < COUNTED:
             return 1.0, math.inf, math.inf
         golden, o = (x.where(counted, 0.0) for x in (golden, o))
@@ -124,14 +130,15 @@ def fitted(call: CapturedCall, bases: Sequence[Dialect]) -> tuple[list[Rated], R
     halves, tried = _Halves(call), []
     for base in bases:
         try:
-            without = halves.residuals(base)[1]
             coarse = [_coarse(halves, family, base) for family in FAMILIES if not _taken(base, family)]
         except Unfit:
             continue
-        tried += [(*each, base) for each in coarse if each and each[0] < max(LEFT * without, 1e-12)]
-    tried.sort(key=lambda each: (each[0], len(each[3].changes())))
-    best = {family: (family, value, base) for _, family, value, base in reversed(tried)}
-    found = [_refined(halves, *each) for each in best.values()]
+        tried += [(*each, base) for each in coarse if each]
+    chosen = {}  # of each number, beside the base that is nearest and beside the simplest
+    for order in (_by_residual, _by_changes):
+        first = {family: (base, value) for _, family, value, base in sorted(tried, key=order, reverse=True)}
+        chosen |= {(family, base): value for family, (base, value) in first.items()}
+    found = [_refined(halves, family, value, base) for (family, base), value in chosen.items()]
     for base in bases:
         found += [dialect for dialect in _seen_keys(call, base) if dialect != base]
     if call.options.get("softcap"):
@@ -145,6 +152,15 @@ def fitted(call: CapturedCall, bases: Sequence[Dialect]) -> tuple[list[Rated], R
     rated.sort(key=lambda each: (len(each[0].changes()), each[1]))
     holds = [each for each in rated if each[1] <= HELD_OUT * rounding_of(call, each[0])]
     return holds, min(rated, key=lambda each: each[1], default=None)
+
+
+def _by_residual(each):
+    return each[0]
+
+
+def _by_changes(each):
+    residual, _, _, base = each
+    return len(base.changes()), residual
 
 
 def _taken(base, family):
