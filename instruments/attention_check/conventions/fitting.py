@@ -19,7 +19,7 @@ BASES = 3  # dialects, the nearest, beside which numbers are fitted
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 COUNTED = 0.5  # of the rows, at least: a dialect that hides all keys of most rows says nothing
-OFF = 4.0  # unit roundoffs of a fitted number from the believed one: less may be rounding to one side
+OFF = 4.0  # unit roundoffs that a fitted number changes the output by: less may be rounding to one side
 HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not fitted to: a factor rounds once more
 TINY = 1e-300
 
@@ -31,14 +31,12 @@ class Family:
     Attributes:
         aspect: of a Dialect, "" for the factor alone. signed: whether the number may be below 0.
         start: a call, rows -> the number around which values are tried; None where the call has no such thing.
-        unit: the number that the believed dialect has; None where it has none.
     """
 
     aspect: str
     start: Callable[[CapturedCall, Rows], float | None]
     signed: bool = False
     with_factor: bool = False
-    unit: float | None = 1.0
 
 
 def _numbers(call, rows):
@@ -57,9 +55,9 @@ FAMILIES = (  # of fewer numbers first
     Family("", lambda call, rows: 1.0, with_factor=True),
     Family("scale", lambda call, rows: 1.0),
     Family("mask", _numbers, signed=True),
-    Family("softcap", _largest, unit=None),
-    Family("sink", lambda call, rows: math.log(rows.shape[3]) + 1.0, signed=True, unit=None),
-    Family("alibi", lambda call, rows: None if call.options.get("mask") is not None else 1.0, signed=True, unit=None),
+    Family("softcap", _largest),
+    Family("sink", lambda call, rows: math.log(rows.shape[3]) + 1.0, signed=True),
+    Family("alibi", lambda call, rows: None if call.options.get("mask") is not None else 1.0, signed=True),
     Family("scale", lambda call, rows: 1.0, with_factor=True),
 )
 
@@ -204,8 +202,10 @@ def _refined(halves, family, value, base):
 
         reach = 1 / OCTAVE
         best = at(optimize.minimize_scalar(far, bounds=(-reach, reach), method="bounded", options=dict(xatol=1e-9)).x)
-        if family.unit is None or abs(best - family.unit) > off:
-            dialect = changed(base, family.aspect, float(best))
+        other = changed(base, family.aspect, float(best))
+        due, found = (attend(halves.rows(each)).nan_to_num(0.0) for each in (base, other))
+        if (found - due).square().sum() > off**2 * due.square().sum():
+            dialect = other
     if family.with_factor:
         factor = halves.residuals(dialect, solve=True)[0]
         if math.isfinite(factor) and abs(factor - 1) > off and abs(factor) > off:
