@@ -35,7 +35,8 @@ from fa_lib.plots import (
     validation,
 )
 from fa_lib.plots.algorithm_changes import algorithm_changes
-from fa_lib.training import distances
+from fa_lib.plots.stability import stability
+from fa_lib.training import distances, spike_record
 
 WORDS = "The words of the notebook."
 EXPONENTIAL = (np.linspace(-10, 0, 5), np.linspace(0, 1e-4, 5), np.linspace(0, 2e-4, 5))
@@ -102,6 +103,7 @@ FIGURES = {  # figure -> its tables; how it is drawn from them and the notebook'
     "ours17c_overflow": (["17_published_numbers.overflow"], published.overflow),
     "ours17d_polynomials": (["17_published_numbers.curves"], published.polynomials),
     "ours18_explain": (["18_explain"], explain.explained_reports),
+    "ours20_stability": (["20_is_it_stable"], lambda _, words: stability(*spike_record.recorded().values(), words)),
 }
 OTHERWISE = {  # drawn here with fewer machines or curves than in their notebooks, or in another order
     "figure2_validation": (["01_kernels"], validated),

@@ -5,7 +5,7 @@ import pytest
 
 from fa_lib.execution.paths import RESULTS
 from fa_lib.experiments import ledger_rows
-from fa_lib.training import campaign, distances
+from fa_lib.training import campaign, distances, spike_record
 from fa_lib.training import ledger_rows as of_training
 from fa_lib.training.config import Config
 
@@ -50,6 +50,7 @@ ROWS = {
     "08b_training_health": training_health,
     "09_why_ten_times": why_ten_times,
     "10_biased_rounding": biased_rounding,
+    "20_is_it_stable": lambda: of_training.of_spikes(*spike_record.recorded().values()),
     "17_published_numbers": lambda: (
         ledger_rows.of_sinks(read("17_published_numbers"), 4096)
         + ledger_rows.of_mass(read("17_published_numbers.mass"), 8192)

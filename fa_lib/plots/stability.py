@@ -18,12 +18,11 @@ COLORS = dict(zip(MAIN, (GREY, BASELINE, FLASH, ORANGE, GREEN)))
 
 
 @styled
-def stability(runs: pd.DataFrame, replays: pd.DataFrame, title: str, caption: str) -> Figure:
+def stability(runs: pd.DataFrame, replays: pd.DataFrame, caption: str) -> Figure:
     """Draw one seed's losses, the spike rates, the doses, and what averts a spike.
 
     Args:
         runs, replays: of `spike_record.recorded`.
-        title: of the figure. caption: below it.
     """
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7))
     (curves, by_arm), (doses, averted) = axes
@@ -31,10 +30,15 @@ def stability(runs: pd.DataFrame, replays: pd.DataFrame, title: str, caption: st
     counted = spike_record.rates(runs[runs.arm.isin(MAIN)]).set_index("arm").reindex(MAIN).reset_index()
     _rates(by_arm, counted, [MAIN[arm].label for arm in counted.arm], [COLORS[arm] for arm in counted.arm])
     by_arm.set(title="Runs that spike", xlabel="share of seeds (95 % interval)")
-    _doses(doses, spike_record.responses(runs))
+    responses = spike_record.responses(runs)
+    _doses(doses, responses)
     changes = spike_record.rates(replays, "change")
     _rates(averted, changes, [REPLAYS[change].label for change in changes.change], [INK] * len(changes))
     averted.set(title="Baseline's spikes that one change averts", xlabel="share of spikes (95 % interval)")
+    of = counted.set_index("arm")
+    cost = responses[(responses.kind == "sums") & (responses.bits == responses.bits.min())].excess.mean()
+    title = f"Flash spikes in {of.loc['flash', 'count']} of {of.loc['flash', 'of']} runs, Baseline in "
+    title += f"{of.loc['baseline', 'count']}; sums kept in {responses.bits.min()} bits cost {cost:.2f} nats"
     return captioned(figure, title, caption)
 
 
