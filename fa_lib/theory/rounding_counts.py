@@ -18,12 +18,13 @@ class Values:
 
     Attributes:
         growth: the power of t with which the sum over t tiles grows.
-        square, variance: of V, over its mean squared; None where its mean is zero.
+        mean: of V. square, variance: of V, over its mean squared; None where its mean is zero.
         scores: the mean of S squared, each key weighted with its P squared.
         peaked: whether scores are N(0, 1), so that few keys hold much of P; else P varies little.
     """
 
     growth: float
+    mean: float
     square: float | None
     variance: float | None
     scores: float
@@ -36,9 +37,11 @@ class Values:
 
 
 VALUES = {
-    "one_sign": Values(1.0, 4 / 3, 1 / 3, scores=4.0, peaked=False),  # uniform in [0, 1), head_dim 64: S is near 2
-    "one_sign_peaked": Values(1.0, math.pi / 2, math.pi / 2 - 1, scores=5.0, peaked=True),  # |N(0, 1)|
-    "zero_mean": Values(0.5, None, None, scores=5.0, peaked=True),  # N(0, 1): with P squared, S is N(2, 1)
+    "one_sign": Values(1.0, 0.5, 4 / 3, 1 / 3, scores=4.0, peaked=False),  # uniform in [0, 1), head_dim 64: S is near 2
+    "one_sign_peaked": Values(
+        1.0, math.sqrt(2 / math.pi), math.pi / 2, math.pi / 2 - 1, scores=5.0, peaked=True
+    ),  # |N(0, 1)|
+    "zero_mean": Values(0.5, 0.0, None, None, scores=5.0, peaked=True),  # N(0, 1): with P squared, S is N(2, 1)
 }
 
 
