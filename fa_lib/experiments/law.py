@@ -15,18 +15,15 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
+from fa_lib.theory import recurrence
 from fa_lib.theory.bounds import bound
-from fa_lib.theory.law import VALUES_OF, expected
-from fa_lib.theory.recurrence import repeated, simulated
+from fa_lib.theory.extremes import RMS
+from fa_lib.theory.law import VALUES_OF, bias, expected
+from fa_lib.theory.recurrence import simulated
+from fa_lib.theory.rounding_counts import roundings
 
 SIMULATED = 2048  # rows
 KERNEL = ["distribution", "algorithm", "bits"]
-SPREAD = {  # standard deviation over the mean of what a tile of 64 keys adds to the row sum, head_dim 64
-    "uniform": 0.167 / 8,
-    "normal": math.sqrt(math.e - 1) / 8,
-    "one-signed V": math.sqrt(math.e - 1) / 8,
-}
-REPEATED = 0.1  # of the law: below it, roundings that repeat do not count
 
 
 def carried_in(count: int) -> Format:
@@ -48,8 +45,8 @@ def law(distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 1
 
     Returns:
         rows: algorithm, bits; measured, the root mean square of O - golden over that of golden, in units of the sums'
-        unit roundoff; predicted, the same by `theory.law.expected`; simulated, by `theory.recurrence.simulated`; bias,
-        the mean signed error over its root mean square.
+        unit roundoff; simulated, the same by `theory.recurrence.simulated`; bias, the mean signed error over its root
+        mean square.
 
     Raises:
         ValueError: there is no such distribution.
@@ -61,11 +58,40 @@ def law(distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 1
         fmt = carried_in(count)
         precision = only_sums(fmt)
         error = problem.deviation(problem.tiled(Tiling(n_q, 64), precision, algorithm), fmt)
-        setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values)
-        errors = dict(measured=error.relative, predicted=expected(precision, **setting))
-        errors["simulated"] = simulated(precision, **setting, rows=SIMULATED, seed=seed)
-        errors = {name: value / fmt.unit_roundoff for name, value in errors.items()}
+        program = simulated(precision, tiles=tiles, algorithm=algorithm, values=values, rows=SIMULATED, seed=seed)
+        errors = dict(measured=error.relative / fmt.unit_roundoff, simulated=program / fmt.unit_roundoff)
         rows.append(dict(algorithm=algorithm, bits=count) | errors | dict(bias=error.bias / error.rmse))
+    return rows
+
+
+def predicted(
+    distribution: str, algorithm: str, bits: int, *, tiles: Sequence[int], blocks: Sequence[int] = (64,), drawn: int = 0
+) -> list[dict]:
+    """A cell: predict the error of a kernel whose running sums have few bits, by the law.
+
+    Args:
+        distribution, algorithm, bits: as `law`. tiles, blocks: numbers of tiles, and of keys of a tile.
+        drawn: number of rows to simulate as well, with two numbers a tile (`theory.recurrence`).
+
+    Returns:
+        rows: block_kv, tiles; predicted, by `theory.expected`, and counted, by independent roundings, in units of
+        roundoff; drift, the mean signed error; with rows drawn also simulated and simulated_drift.
+    """
+    values, rows = VALUES_OF[distribution], []
+    fmt = carried_in(bits)
+    precision, u = only_sums(fmt), fmt.unit_roundoff
+    for block_kv, count in product(blocks, tiles):
+        setting: dict[str, Any] = dict(tiles=count, algorithm=algorithm, values=values, block_kv=block_kv)
+        row = dict(block_kv=block_kv, tiles=count, predicted=expected(precision, **setting) / u)
+        row["counted"] = RMS * math.sqrt(roundings(**setting).carried())
+        row["drift"] = bias(precision, **setting) / u
+        if drawn:
+            of = recurrence.drawn(values, count, drawn, block_kv)
+            exact = recurrence.golden(of)
+            error = recurrence.carried(of, precision, algorithm) - exact
+            row["simulated"] = (error.square().mean() / exact.square().mean()).sqrt().item() / u
+            row["simulated_drift"] = (error / exact).mean().item() / u
+        rows.append(row)
     return rows
 
 
@@ -73,42 +99,28 @@ def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
     """Compare predicted errors with measured ones, as means over seeds.
 
     Args:
-        table: the rows of `law`, with columns distribution, tiles and seed.
+        table: the rows of `law` and of `predicted`, joined.
 
     Returns:
-        A row for each of KERNEL and tiles, its index: law and simulated, over measured; and whether roundings may
-        be taken as `independent`.
+        A row for each of KERNEL and tiles, its index: law, counted and simulated, over measured.
     """
-    means = table.groupby([*KERNEL, "tiles"], sort=False)[["measured", "predicted", "simulated"]].mean()
-    over = means.div(means.measured, axis=0)
-    return pd.DataFrame(
-        dict(law=over.predicted, simulated=over.simulated, independent=[independent(*place) for place in means.index])
-    )
-
-
-def independent(distribution: str, algorithm: str, bits: int, tiles: int) -> bool:
-    """Say whether a kernel's roundings may be taken as independent, by its inputs alone and without a look at any
-    error: the row sum's that repeat (`theory.repeated`) make less than REPEATED of the error that the law expects.
-    (Those of O repeat less, since V scatters.)"""
-    fmt = carried_in(bits)
-    due = expected(only_sums(fmt), tiles=tiles, algorithm=algorithm, values=VALUES_OF[distribution])
-    return repeated(fmt, tiles=tiles, spread=SPREAD[distribution]) < REPEATED * due
+    means = table.groupby([*KERNEL, "tiles"], sort=False)[["predicted", "counted", "simulated", "measured"]].mean()
+    return means.div(means.measured, axis=0).drop(columns="measured").rename(columns=dict(predicted="law"))
 
 
 def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:
     """Find where a prediction is furthest from what was measured.
 
     Args:
-        table: as `ratios_of`. ratio: "law", of the places that are independent, or "simulated".
+        table: as `ratios_of`. ratio: "predicted", by the law, or "simulated".
 
     Returns:
         For each of KERNEL: its setting and the number of tiles in words; predicted over measured there, by seed.
     """
-    ratios = ratios_of(table)
-    asked = ratios[ratios.independent | (ratio == "simulated")]
+    ratios = ratios_of(table)[dict(predicted="law").get(ratio, ratio)]
     places = table.set_index([*KERNEL, "tiles"])
-    by_seed, worst = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
-    for (distribution, algorithm, count), rows in (asked[ratio] - 1).abs().groupby(KERNEL, sort=False):
+    by_seed, worst = places[ratio] / places.measured, []
+    for (distribution, algorithm, count), rows in (ratios - 1).abs().groupby(KERNEL, sort=False):
         at = rows.idxmax()
         words = f"{distribution} inputs, {algorithm}, {count} bits, {at[-1]} tiles (the worst of {len(rows)})"
         worst.append((words, by_seed.loc[[at]]))

@@ -6,5 +6,6 @@ from fa_lib.theory.law import bias, expected, expected_gradients, largest_over_b
 from fa_lib.theory.recurrence import repeated, simulated
 
 __all__ = [
-    "bias", "bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "repeated", "simulated",
+    "bias", "bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "repeated",
+    "simulated",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Drift and scatter of a running sum of positive terms in few bits: the mean and the variance of its rounding errors.
 
 Within one binade of the sum every addition is rounded on one grid, so what it adds to the error depends on the term
-and not on the sum. The mean of that error is the drift: it has a sign. Its variance is the scatter. `docs/law/theory.md`
+and not on the sum. The mean of that error is the drift: it has a sign. Its variance is the scatter. docs/law/theory.md
 derives both, and says where FlashAttention-1 leaves them.
 """
 
@@ -141,8 +141,8 @@ def sums(
     """Follow l and O over the tiles of ROWS rows. Arguments as `theory.expected`, and the bits of both sums.
 
     Returns:
-        The error of l and of O, and the variance of the rounding of O / l. Where V has a mean of zero O has terms of all
-        sizes, and its roundings are counted.
+        The error of l and of O, and the variance of the rounding of O / l. Where V has a mean of zero O has terms of
+        all sizes, and its roundings are counted.
     """
     kind, of, count = VALUES[values], rows(values, tiles, block_kv), np.arange(1, tiles + 1)
     raised = np.diff(of.term, axis=0, prepend=of.term[:1]) < 0
@@ -150,7 +150,7 @@ def sums(
     rounded = 2 - 1 / count if fa1 else np.ones(tiles)  # P V and l of a tile, and their product with exp(m_tile - m)
     l = summed(of.term, of.spread_l, bits_l, np.zeros_like(raised) if fa1 else raised, rounded)
     if kind.square is None:
-        weight = roundings(tiles, algorithm, values, block_kv).of("accumulator")
+        weight = float(roundings(tiles, algorithm, values, block_kv).accumulator.sum())
         return l, Error(np.zeros(ROWS), np.full(ROWS, weight * (RMS * 2.0**-bits_o) ** 2)), np.zeros(ROWS)
     O = kind.mean * np.abs(1 + of.place * of.spread_o / np.sqrt(count)[:, None])  # (tiles, ROWS)
     more = np.where(raised, 2.0, back(O)) if fa1 else raised

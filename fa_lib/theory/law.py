@@ -1,11 +1,9 @@
 """What error to expect of an attention kernel, from the formats it rounds to and the number of its tiles.
 
-The law. One rounding to nearest makes a relative error of root mean square RMS * u (u: unit roundoff). Errors of
-separate roundings are taken as independent. An error made when t of T tiles have been added is a share of the final
-sum: t / T of it where the terms have one sign, sqrt(t / T) where they have a mean of zero. Later tiles average it down.
-The expected error is the root of the sum of squares over all roundings. No constant is fitted. docs/law/theory.md
-derives
-each line, and says where independence ends.
+The law. O and l are followed tile by tile (`theory.drift`): the mean of their rounding errors, which has a sign, and
+their scatter. All other roundings are counted: one to nearest makes a relative error of root mean square RMS * u (u:
+unit roundoff), and those that are averaged over keys count less. No constant is fitted. docs/law/theory.md derives each
+line, and says where FlashAttention-1 departs.
 """
 
 import math
@@ -66,7 +64,7 @@ def expected(
     variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.steps()}
     counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
     if algorithm == "baseline":
-        drifted, carried = 0.0, sum(counts.of(step) * variance[step] for step in ("accumulator", "row_sum"))
+        drifted, carried = 0.0, variance["accumulator"] + variance["row_sum"]
     else:
         means, squares = of_sums(precision, -(-tiles // splits), algorithm, values, block_kv)
         drifted, carried = (means**2).mean(), squares.mean()
