@@ -65,28 +65,26 @@ def law(distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 1
 
 
 def predicted(
-    distribution: str, algorithm: str, bits: int, *, tiles: Sequence[int], blocks: Sequence[int] = (64,), drawn: int = 0
+    distribution: str, tiles: int, block_kv: int = 64, *, bits: Sequence[int] = (8, 12, 16), drawn: int = 0
 ) -> list[dict]:
-    """A cell: predict the error of a kernel whose running sums have few bits, by the law.
+    """A cell: predict the error of kernels whose running sums have few bits, by the law.
 
     Args:
-        distribution, algorithm, bits: as `law`. tiles, blocks: numbers of tiles, and of keys of a tile.
-        drawn: number of rows to simulate as well, with two numbers a tile (`theory.recurrence`).
+        distribution, tiles, bits: as `law`. block_kv: keys of a tile.
+        drawn: number of rows to simulate as well (`theory.recurrence`).
 
     Returns:
-        rows: block_kv, tiles; predicted, by `theory.expected`, and counted, by independent roundings, in units of
-        roundoff; drift, the mean signed error; with rows drawn also simulated and simulated_drift.
+        rows: algorithm, bits; in units of roundoff predicted, by `theory.expected`, counted, as if roundings were
+        independent, and drift, the mean signed error; with rows drawn also simulated and simulated_drift.
     """
     values, rows = VALUES_OF[distribution], []
-    fmt = carried_in(bits)
-    precision, u = only_sums(fmt), fmt.unit_roundoff
-    for block_kv, count in product(blocks, tiles):
-        setting: dict[str, Any] = dict(tiles=count, algorithm=algorithm, values=values, block_kv=block_kv)
-        row = dict(block_kv=block_kv, tiles=count, predicted=expected(precision, **setting) / u)
-        row["counted"] = RMS * math.sqrt(roundings(**setting).carried())
-        row["drift"] = bias(precision, **setting) / u
-        if drawn:
-            of = recurrence.drawn(values, count, drawn, block_kv)
+    of = recurrence.drawn(values, tiles, drawn, block_kv) if drawn else None
+    for algorithm, count in product(("fa1", "fa2"), bits):
+        precision, u = only_sums(carried_in(count)), carried_in(count).unit_roundoff
+        setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
+        row = dict(algorithm=algorithm, bits=count, predicted=expected(precision, **setting) / u)
+        row |= dict(counted=RMS * math.sqrt(roundings(**setting).carried()), drift=bias(precision, **setting) / u)
+        if of:
             exact = recurrence.golden(of)
             error = recurrence.carried(of, precision, algorithm) - exact
             row["simulated"] = (error.square().mean() / exact.square().mean()).sqrt().item() / u
