@@ -81,7 +81,9 @@ def expected(
     return math.sqrt(drifted + carried + terms + stored)
 
 
-def of_sums(precision, tiles: int, algorithm: str, values: str, block_kv: int) -> tuple[np.ndarray, np.ndarray]:
+def of_sums(
+    precision: Precision, tiles: int, algorithm: str, values: str, block_kv: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean and variance of O's relative error by the roundings of O and l, for each of `drift.ROWS` rows."""
     bits = precision.row_sum.precision, precision.accumulator.precision
     l, O, quotient = drift.sums(algorithm, values, tiles, block_kv, *bits)
