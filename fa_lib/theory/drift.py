@@ -87,9 +87,9 @@ def one_addition(x: ndarray, spread: ndarray) -> tuple[ndarray, ndarray, ndarray
 def summed(term: ndarray, spread: ndarray, bits: int, more: ndarray, own: ndarray) -> Error:
     """Follow a running sum of rounded terms: its mean, and to first order its scatter.
 
-    The place of the sum decides the binade, and so the next drift: a sum that is ahead meets another one earlier. So the
-    error's variance grows with the `gain`, the drift's slope over the place, and `both`, its covariance with the exact
-    sum, counts.
+    The place of the sum decides the binade, and so the next drift: a sum that is ahead meets another one earlier. So
+    the error's variance grows with the `gain`, the drift's slope over the place, and with `both`, its covariance with
+    the exact sum.
 
     Args:
         term: (tiles, rows), means of the terms, relative to a scale that falls where the maximum rises.
