@@ -65,13 +65,14 @@ def law(distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 1
 
 
 def predicted(
-    distribution: str, tiles: int, block_kv: int = 64, *, bits: Sequence[int] = (8, 12, 16), drawn: int = 0
-) -> list[dict]:
+    distribution: str, tiles: int, block_kv: int = 64, *, bits: Sequence[int] = (8, 12, 16), drawn: int = 0,
+    algorithms: Sequence[str] = ("fa1", "fa2"),
+) -> list[dict]:  # fmt: skip
     """A cell: predict the error of kernels whose running sums have few bits, by the law.
 
     Args:
         distribution, tiles, bits: as `law`. block_kv: keys of a tile.
-        drawn: number of rows to simulate as well (`theory.recurrence`).
+        drawn: number of rows to simulate as well (`theory.recurrence`). algorithms: one kernel for each.
 
     Returns:
         rows: algorithm, bits; in units of roundoff predicted, by `theory.expected`, counted, as if roundings were
@@ -79,7 +80,7 @@ def predicted(
     """
     values, rows = VALUES_OF[distribution], []
     of = recurrence.drawn(values, tiles, drawn, block_kv) if drawn else None
-    for algorithm, count in product(("fa1", "fa2"), bits):
+    for algorithm, count in product(algorithms, bits):
         precision, u = only_sums(carried_in(count)), carried_in(count).unit_roundoff
         setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
         row = dict(algorithm=algorithm, bits=count, predicted=expected(precision, **setting) / u)

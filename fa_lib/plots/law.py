@@ -20,7 +20,7 @@ def law(table: pd.DataFrame, blocks: pd.DataFrame, caption: str) -> Figure:
 
     Args:
         table: of `experiments.law.law`, joined with `experiments.law.predicted`.
-        blocks: of `experiments.law.predicted`, for several block_kv, with rows drawn.
+        blocks: of `experiments.law.predicted`, of FA2, for several block_kv, with rows drawn.
     """
     distributions, bits = list(dict.fromkeys(table.distribution)), sorted(table.bits.unique())
     widest = blocks[blocks.tiles >= blocks.tiles.max() / 8]
@@ -31,7 +31,7 @@ def law(table: pd.DataFrame, blocks: pd.DataFrame, caption: str) -> Figure:
             ax.set(title=f"{INPUTS[distribution]}, O and l of {count} bits", xlabel="tiles of K, V")
         line[0].set_ylabel("rms error of O / rms of O\n(units of roundoff u)")
     axes[0, 0].legend(loc="upper left")
-    for ax, (count, own) in zip(axes[2], widest[widest.algorithm == "fa2"].groupby("bits")):
+    for ax, (count, own) in zip(axes[2], widest.groupby("bits")):
         _against_blocks(ax, own)
         ax.set(title=f"FA2, uniform inputs, {count} bits", xlabel="keys of a tile")
     axes[2, 0].set_ylabel("rms error of O / rms of O\n(units of roundoff u)")

@@ -16,7 +16,7 @@ from scipy import special
 from fa_lib.theory.extremes import RMS
 from fa_lib.theory.rounding_counts import VALUES, roundings
 
-ROWS = 256  # of Q: their spreads of scores and their largest scores are drawn, once and for all
+ROWS = 512  # of Q, that a walk follows
 HEAD_DIM = 64
 FLAT = 0.7  # ulp: terms that scatter so much leave 6e-5 of the first harmonic
 
@@ -45,15 +45,23 @@ class Error(NamedTuple):
 
 @lru_cache(maxsize=4)
 def rows(values: str, tiles: int, block_kv: int) -> Rows:
-    """Draw the spreads of ROWS rows' scores and their running maxima. Arguments are those of `theory.expected`.
+    """Spread ROWS rows evenly over their scores' deviations and maxima, and draw when the maxima rose. Arguments are
+    those of `theory.expected`.
 
     A row's scores are g Z + const, with Z normal. The sum of exp over a tile, over that of the largest Z so far, z, is
-    B_c exp(g^2 / 2 - g z).
+    B_c exp(g^2 / 2 - g z). Tile t holds the maximum of the first t with a chance of 1 / t (Renyi 1962).
     """
-    random, kind = np.random.default_rng(0), VALUES[values]
-    q = random.standard_normal((ROWS, HEAD_DIM)) if kind.peaked else random.random((ROWS, HEAD_DIM)) / math.sqrt(12)
-    g2 = (q**2).sum(1) / HEAD_DIM
-    z = np.maximum.accumulate(special.ndtri(random.random((tiles, ROWS)) ** (1 / block_kv)))
+    random, kind, strata = np.random.default_rng(0), VALUES[values], (np.arange(ROWS) + 0.5) / ROWS
+    if kind.peaked:
+        g2 = special.chdtri(HEAD_DIM, 1 - strata) / HEAD_DIM
+    else:  # of 64 squares in [0, 1), with mean 1/3 and variance 4/45 each
+        g2 = (1 / 3 + math.sqrt(4 / 45 / HEAD_DIM) * special.ndtri(strata)) / 12
+    count = np.arange(2, tiles + 1)[:, None]
+    risen = random.random((tiles - 1, ROWS)) < 1 / count
+    step = np.where(risen, np.log(random.random((tiles - 1, ROWS))) / (count - 1), 0)
+    last = np.log(random.permutation(strata)) / tiles  # of the largest of so many numbers in [0, 1), one a tile
+    logs = last + np.concatenate([np.cumsum(step[::-1], 0)[::-1], np.zeros((1, ROWS))])
+    z = special.ndtri(np.exp(logs / block_kv))
     term = block_kv * np.exp(g2 / 2 - np.sqrt(g2) * z)
     spread_o = np.sqrt((np.exp(g2) * (kind.square or 1.0) - 1) / block_kv)
     return Rows(term, np.sqrt(np.expm1(g2) / block_kv), spread_o, random.standard_normal(ROWS))
@@ -74,7 +82,7 @@ def one_addition(x: ndarray, spread: ndarray) -> tuple[ndarray, ndarray, ndarray
     sharp = spread < FLAT
     if not sharp.any():
         return mean, square, slope
-    k = np.arange(1, min(24, math.ceil(FLAT / spread.min())) + 1)
+    k = np.arange(1, min(64, math.ceil(FLAT / spread.min())) + 1)
     kept = (-1.0) ** k * np.exp(-2 * (np.pi * k * spread[sharp][:, None]) ** 2)
     angle = 2 * np.pi * k * (x[sharp] % 1)[:, None]
     sine, cosine = kept * np.sin(angle), kept * np.cos(angle)
