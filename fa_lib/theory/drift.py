@@ -13,6 +13,7 @@ import numpy as np
 from numpy import ndarray
 from scipy import special
 
+from fa_lib.kernels.precision import Precision
 from fa_lib.theory.extremes import RMS
 from fa_lib.theory.rounding_counts import VALUES, roundings
 
@@ -37,7 +38,7 @@ class Rows(NamedTuple):
 
 
 class Error(NamedTuple):
-    """Mean and variance of a sum's relative error, (ROWS,) each."""
+    """Mean and variance of a relative error, (ROWS,) each."""
 
     mean: ndarray
     variance: ndarray
@@ -80,8 +81,6 @@ def one_addition(x: ndarray, spread: ndarray) -> tuple[ndarray, ndarray, ndarray
     """
     mean, square, slope = np.zeros(x.shape), np.full(x.shape, 1 / 12), np.zeros(x.shape)
     sharp = spread < FLAT
-    if not sharp.any():
-        return mean, square, slope
     k = np.arange(1, min(64, math.ceil(FLAT / spread.min())) + 1)
     kept = (-1.0) ** k * np.exp(-2 * (np.pi * k * spread[sharp][:, None]) ** 2)
     angle = 2 * np.pi * k * (x[sharp] % 1)[:, None]
@@ -147,27 +146,25 @@ def ulp(x: ndarray, bits: int) -> ndarray:
 
 
 @lru_cache(maxsize=256)
-def sums(
-    algorithm: str, values: str, tiles: int, block_kv: int, bits_l: int, bits_o: int
-) -> tuple[Error, Error, ndarray]:
-    """Follow l and O over the tiles of ROWS rows. Arguments as `theory.expected`, and the bits of both sums.
-
-    Returns:
-        The error of l and of O, and the variance of the rounding of O / l. Where V has a mean of zero O has terms of
-        all sizes, and its roundings are counted.
-    """
+def of_output(precision: Precision, tiles: int, algorithm: str, values: str, block_kv: int) -> Error:
+    """Follow l and O over the tiles of ROWS rows, to the error of O / l. Arguments as `theory.expected`. Where V has a
+    mean of zero O has terms of all sizes, and its roundings are counted."""
     kind, of, count = VALUES[values], rows(values, tiles, block_kv), np.arange(1, tiles + 1)
+    bits_l, bits_o = precision.row_sum.precision, precision.accumulator.precision
     raised = np.diff(of.term, axis=0, prepend=of.term[:1]) < 0
     fa1 = algorithm == "fa1"
     rounded = 2 - 1 / count if fa1 else np.ones(tiles)  # P V and l of a tile, and their product with exp(m_tile - m)
     l = summed(of.term, of.spread_l, bits_l, np.zeros_like(raised) if fa1 else raised, rounded)
     if kind.square is None:
         weight = float(roundings(tiles, algorithm, values, block_kv).accumulator.sum())
-        return l, Error(np.zeros(ROWS), np.full(ROWS, weight * (RMS * 2.0**-bits_o) ** 2)), np.zeros(ROWS)
-    O = kind.mean * np.abs(1 + of.place * of.spread_o / np.sqrt(count)[:, None])  # (tiles, ROWS)
-    more = np.where(raised, 2.0, back(O)) if fa1 else raised
-    carried = summed(kind.mean * of.term, of.spread_o, bits_o, more, rounded)
-    return l, carried, (ulp(O[-1], bits_o) / O[-1]) ** 2 / 12
+        carried, quotient = Error(np.zeros(ROWS), np.full(ROWS, weight * (RMS * 2.0**-bits_o) ** 2)), 0.0
+    else:
+        O = kind.mean * np.abs(1 + of.place * of.spread_o / np.sqrt(count)[:, None])  # (tiles, ROWS)
+        more = np.where(raised, 2.0, back(O)) if fa1 else raised
+        carried = summed(kind.mean * of.term, of.spread_o, bits_o, more, rounded)
+        quotient = (ulp(O[-1], bits_o) / O[-1]) ** 2 / 12
+    variance = (l.variance + carried.variance) / (1 + l.mean) ** 2 + quotient
+    return Error((1 + carried.mean) / (1 + l.mean) - 1, variance)
 
 
 def back(O: ndarray) -> ndarray:

@@ -66,8 +66,8 @@ def expected(
     if algorithm == "baseline":
         drifted, carried = 0.0, variance["accumulator"] + variance["row_sum"]
     else:
-        means, squares = of_sums(precision, -(-tiles // splits), algorithm, values, block_kv)
-        drifted, carried = (means**2).mean(), squares.mean()
+        of_rows = drift.of_output(precision, -(-tiles // splits), algorithm, values, block_kv)
+        drifted, carried = (of_rows.mean**2).mean(), of_rows.variance.mean()
     if splits > 1:  # the parts' errors are independent but for their drift; their sum is rounded once more
         cancelling = values == "zero_mean"  # then the parts' outputs are as independent as their errors
         carried = (carried if cancelling else carried / splits) + variance["accumulator"]
@@ -81,22 +81,13 @@ def expected(
     return math.sqrt(drifted + carried + terms + stored)
 
 
-def of_sums(
-    precision: Precision, tiles: int, algorithm: str, values: str, block_kv: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute mean and variance of O's relative error by the roundings of O and l, for each of `drift.ROWS` rows."""
-    bits = precision.row_sum.precision, precision.accumulator.precision
-    l, O, quotient = drift.sums(algorithm, values, tiles, block_kv, *bits)
-    return (1 + O.mean) / (1 + l.mean) - 1, (l.variance + O.variance) / (1 + l.mean) ** 2 + quotient
-
-
 def bias(
     precision: Precision, *, tiles: int, algorithm: str = "fa2", values: str = "one_sign", block_kv: int = 64
 ) -> float:
     """Compute the mean of O's relative error, with its sign: positive where O is too large. Arguments as `expected`,
     "baseline" excepted."""
     accepted_kernel(algorithm, values, tiles)
-    return float(of_sums(precision, tiles, algorithm, values, block_kv)[0].mean())
+    return float(drift.of_output(precision, tiles, algorithm, values, block_kv).mean.mean())
 
 
 def stores(precision: Precision) -> bool:
