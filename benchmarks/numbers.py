@@ -82,9 +82,25 @@ def of_trained_heads():
 
 @number
 def of_the_law():
-    ratios = ratios_of(pd.read_csv(RESULTS / "13_theory.csv"))
-    low = 100 * (1 - ratios.law.loc["uniform", "fa1", 8])
-    return [f"{low[32]:.0f}"]
+    ratios = ratios_of(pd.read_csv(RESULTS / "13_theory.csv")).sort_index()
+    off = (ratios - 1).abs()
+    near, fa1 = off < 0.1, off.predicted.loc["uniform", "fa1", 8]
+    assert ((off.predicted - off.counted) < 0.025).all()  # nowhere much further off than counted roundings
+    places = near.predicted.sum(), len(off), near.counted.sum(), fa1.index[fa1 > 0.1].min()
+    furthest = off.predicted.loc["uniform", "fa2"].max(), off.predicted.max(), off.simulated.max()
+    counted = ratios.counted.loc["uniform"].unstack("algorithm")
+    counted = *counted.loc[8, 32], *counted.loc[10, 256]
+    return [*map(str, places), *(f"{100 * x:.0f}" for x in furthest), *(f"{x:.2f}" for x in counted)]
+
+
+@number
+def of_the_law_by_tile_size():
+    table = pd.read_csv(RESULTS / "13_theory.blocks.csv")
+    off, rows = (table.predicted / table.simulated - 1).abs(), []
+    for _, own in table.query("bits == 8 and tiles >= 128").groupby("tiles"):
+        for errors, means in ((own.simulated, own.simulated_drift), (own.predicted, own["drift"])):
+            rows.append(" | ".join(f"{x:.1f} ({mean:+.1f})" for x, mean in zip(errors, means)))
+    return [f"{(off < 0.1).sum()}", f"{len(off)}", f"{100 * off.max():.1f}", *rows]
 
 
 def without_rescale(order):

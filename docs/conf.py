@@ -147,7 +147,7 @@ def relations() -> str:
 
 def law_ratios() -> str:
     """Return the law's error over the measured one: uniform inputs in 8, 10 and 12 bits, the others in 8."""
-    lines, law = [], ratios_of(pd.read_csv(RESULTS / "13_theory.csv")).law.unstack("tiles")
+    lines, law = [], ratios_of(pd.read_csv(RESULTS / "13_theory.csv")).predicted.unstack("tiles")
     for (inputs, algorithm, bits), row in law.iterrows():
         if bits == 8 or (inputs == "uniform" and bits in (10, 12)):
             lines.append([f"{inputs}, {algorithm.upper()}, {bits} bits", *(f"{ratio:.2f}" for ratio in row)])

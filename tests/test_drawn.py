@@ -94,7 +94,7 @@ FIGURES = {  # figure -> its tables; how it is drawn from them and the notebook'
     "ours9d_verdicts": ([f"{TEN}.verdicts"], ablation.references),
     "ours9e_options": ([f"{TEN}.options"], newer_kernels.options),
     "ours10_mechanism": ([BIASED, f"{BIASED}.gaps", f"{BIASED}.steps"], biased_rounding.mechanism),
-    "ours13_law": (["13_theory"], law.law),
+    "ours13_law": (["13_theory", "13_theory.blocks"], law.law),
     "ours15_tensor_cores": (["15_tensor_cores"], tensor_cores.contexts),
     "ours16_block_scales": (["16_block_scales"], block_scales.block_scales),
     "ours16b_operands": (["16_block_scales"], block_scales.operands),

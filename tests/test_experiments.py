@@ -11,7 +11,7 @@ from fa_lib.execution.paths import RESULTS
 from fa_lib.experiments import ablation, biased_rounding, fp8_probs, newer_kernels, tensor_cores
 from fa_lib.experiments.block_scales import EVERY, KINDS, RECIPES, SHIFT, TILING, block_scales, losses
 from fa_lib.experiments.block_scales import problem as of_blocks
-from fa_lib.experiments.law import law
+from fa_lib.experiments.law import measured, predicted
 from fa_lib.experiments.overflow import overflow
 from fa_lib.experiments.polynomials import polynomial_error
 from fa_lib.experiments.problem import Problem
@@ -45,7 +45,9 @@ CELLS = [  # a table, its experiment, one cell of its grid, and what the table d
       for cure in ("fast_exp", "stochastic", "dynamic_2", "output_fp32")],
     (f"{BIASED}.gaps", biased_rounding.bias,
      dict(cure="carried_bf16", sign="positive", repeats=2, gap=8, seed=0), {}),
-    ("13_theory", law, dict(distribution="normal", tiles=8, seed=0), dict(bits=[8, 10, 12, 16])),
+    ("13_theory", measured, dict(seed=0), dict(distributions=["normal"], tiles=[1, 8], bits=[8, 10, 12, 16])),
+    ("13_theory.blocks", predicted, dict(distribution="uniform", tiles=32, block_kv=80, drawn=1024),
+     dict(bits=[8, 10, 12], algorithms=["fa2"])),
     *[("15_tensor_cores", tensor_cores.sums, dict(fmt=fmt, distribution="uniform", n=512, seed=0, rows=4), {})
       for fmt in ("BF16", "E4M3")],
     ("15_tensor_cores.choices", tensor_cores.choices, dict(fmt="FP16", distribution="normal", seed=0, rows=64), {}),
@@ -70,7 +72,8 @@ def test_a_cell_of_a_committed_table_is_what_the_code_gives(table, experiment, c
     committed = pd.read_csv(RESULTS / f"{table}.csv")
     for column, value in cell.items():
         committed = committed[committed[column] == value]
-    for axis, column in (("starts", "start"), ("carries", "carry")):  # of which a part is computed
+    parts = dict(starts="start", carries="carry", distributions="distribution", tiles="tiles")
+    for axis, column in parts.items():  # of which a part is computed
         committed = committed[committed[column].isin(fixed[axis])] if axis in fixed else committed
     rows = experiment(**cell, **fixed)
     now = pd.DataFrame(rows if isinstance(rows, list) else [rows])

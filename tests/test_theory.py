@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from fa_lib import kernels, theory
 from fa_lib.experiments.ablation import carried
-from fa_lib.experiments.law import bounds, carried_in, law, only_sums
+from fa_lib.experiments.law import bounds, carried_in, measured, only_sums, predicted
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP64
 from fa_lib.numerics.metrics import deviation
-from fa_lib.theory import recurrence, rounding_counts, worst_inputs
+from fa_lib.theory import drift, recurrence, worst_inputs
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.law import VALUES_OF
 from fa_lib.theory.rounding_counts import BACK
@@ -46,18 +46,47 @@ def test_a_sum_of_two_numbers_of_a_grid_has_ties():
     x, y = (BF16(log_uniform(10**6, seed)) for seed in (0, 1))  # of one binade: their sum is in the next
     found = ((BF16(x + y) - x - y) / BF16.ulp(x + y)).square().mean().item()
     assert found == pytest.approx(3 / 2 / 12, rel=0.01)
-    ties = [rounding_counts._ties(np.array([0.0] * (tiles - 1) + [1.0])) for tiles in (2, 3, 64)]
-    of_three = math.log2(4 / 3)  # 3 x is one binade above x, as 2 x is, where x < 4 / 3; else two
-    assert ties == pytest.approx([0.5, 0.5 * of_three + 0.125 * (1 - of_three), 0.0], abs=2e-3)
+    two = np.tile(np.linspace(1.2, 1.8, 50), (2, 1))
+    scatter = drift.summed(two, np.full(50, 0.02), 8, np.zeros((2, 50)), np.zeros(2)).variance
+    assert scatter * (2 * two[0]) ** 2 / 2.0**-12 == pytest.approx(3 / 2 / 12, rel=1e-3)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.1, 0.3, 0.69, 2.0])
+def test_one_addition_has_the_distribution_of_round(spread):
+    """docs/law/theory.md, drift and scatter: by its series and by integration, and where the sum stands still."""
+    x = np.array([0.1, 0.4, 0.7, 3.2])
+    z = np.linspace(-6, 6, 200_001)
+    weight = np.exp(-(z**2) / 2)
+    error = np.round(x[:, None] + spread * z) - x[:, None] - spread * z
+    mean, square = ((error**power * weight).sum(1) / weight.sum() for power in (1, 2))
+    found = drift.one_addition(x, np.full(4, spread))
+    assert found[0] == pytest.approx(mean, abs=2e-3) and found[1] == pytest.approx(square, abs=2e-3)
+    if spread == 0.01:
+        assert found[0][1] == pytest.approx(-0.4, abs=2e-3)
 
 
 @pytest.mark.slow
-def test_where_roundings_repeat_the_law_is_too_low_and_the_program_is_not():
+@pytest.mark.parametrize("block_kv", [32, 80, 128])
+def test_the_law_follows_the_size_of_a_tile(block_kv):
+    table = pd.DataFrame(
+        row for tiles in (32, 256) for row in predicted("uniform", tiles, block_kv, bits=(8, 10), drawn=1024)
+    )
+    fa2 = table[table.algorithm == "fa2"]
+    assert (fa2.predicted / fa2.simulated).between(0.9, 1.1).all()
+    assert ((fa2.drift - fa2.simulated_drift).abs() < 0.15 * fa2.simulated).all()
+    assert (fa2.counted / fa2.simulated).min() < 0.75
+
+
+@pytest.mark.slow
+def test_where_roundings_repeat_the_law_follows_and_independent_ones_do_not():
     for tiles, repeat in ((8, False), (64, True)):
-        table = pd.DataFrame(row for seed in range(4) for row in law("uniform", tiles, seed, bits=(8,)))
-        means = table.groupby("algorithm")[["measured", "predicted", "simulated"]].mean()
-        assert ((means.predicted < 0.75 * means.measured) == repeat).all()
+        one = dict(distributions=["uniform"], tiles=[tiles], bits=[8])
+        table = pd.DataFrame(row for seed in range(4) for row in measured(seed, **one))
+        means = table.groupby("algorithm")[["measured", "simulated"]].mean()
+        means = means.join(pd.DataFrame(predicted("uniform", tiles, bits=(8,))).set_index("algorithm"))
+        assert ((means.counted < 0.75 * means.measured) == repeat).all()
         assert (means.simulated / means.measured).between(0.9, 1.1).all()
+        assert 0.9 < means.predicted.fa2 / means.measured.fa2 < 1.1
     assert theory.repeated(FP16, tiles=64, spread=0.02) < 0.1 * theory.expected(Precision.uniform(FP16), tiles=64)
 
 

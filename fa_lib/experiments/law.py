@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +18,14 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
+from fa_lib.theory import recurrence
 from fa_lib.theory.bounds import bound
-from fa_lib.theory.law import VALUES_OF, expected
-from fa_lib.theory.recurrence import Tiles, drawn, repeated, simulated
+from fa_lib.theory.extremes import RMS
+from fa_lib.theory.law import VALUES_OF, bias, expected
+from fa_lib.theory.rounding_counts import roundings
 
 SIMULATED = 2048  # rows
 KERNEL = ["distribution", "algorithm", "bits"]
-SPREAD = {  # standard deviation over the mean of what a tile of 64 keys adds to the row sum, head_dim 64
-    "uniform": 0.167 / 8,
-    "normal": math.sqrt(math.e - 1) / 8,
-    "one-signed V": math.sqrt(math.e - 1) / 8,
-}
-REPEATED = 0.1  # of the law: below it, roundings that repeat do not count
 
 
 def carried_in(count: int) -> Format:
@@ -41,59 +38,42 @@ def only_sums(fmt: Format) -> Precision:
     return replace(Precision.uniform(FP64), accumulator=fmt, row_sum=fmt, output=fmt)
 
 
-def laws(
+def measured(
     seed: int, *, distributions: Sequence[str], tiles: Sequence[int], bits: Sequence[int], n_q: int = 128
 ) -> list[dict]:
-    """A cell: `law` of all distributions and numbers of tiles. Its simulations share their draws: those of the most
-    tiles begin with those of fewer.
-
-    Returns:
-        rows: distribution, tiles, and those of `law`.
-    """
-    rows = []
-    for distribution in distributions:
-        of = drawn(lookup("distribution", distribution, VALUES_OF), max(tiles), SIMULATED, seed=seed)
-        for count in tiles:
-            found = law(distribution, count, seed, bits=bits, n_q=n_q, of=of.first(count))
-            rows += [dict(distribution=distribution, tiles=count) | row for row in found]
-    return rows
-
-
-def law(
-    distribution: str, tiles: int, seed: int, *, bits: Sequence[int] = (8, 12, 16), n_q: int = 128,
-    of: Tiles | None = None,
-) -> list[dict]:  # fmt: skip
-    """Measure the error of kernels whose running sums have few bits, on one draw, and predict it.
+    """A cell: measure the error of kernels whose running sums have few bits, and simulate it. The simulations of a
+    distribution share their draws: those of the most tiles begin with those of fewer.
 
     Args:
-        distribution: a key of `theory.law.VALUES_OF`. tiles: of 64 keys each. seed: of the draw. n_q: queries.
+        seed: of the draws. distributions: keys of `theory.law.VALUES_OF`. tiles: of 64 keys each. n_q: queries.
         bits: significant bits of O and l, one kernel for each.
-        of: what `recurrence.drawn` draws for SIMULATED rows, where it has been drawn.
 
     Returns:
-        rows: algorithm, bits; measured, the root mean square of O - golden over that of golden, in units of the sums'
-        unit roundoff; predicted, the same by `theory.law.expected`; simulated, by `theory.recurrence.simulated`; bias,
-        the mean signed error over its root mean square.
+        rows: distribution, tiles, algorithm, bits; measured, the root mean square of O - golden over that of golden, in
+        units of the sums' unit roundoff; simulated, the same by `theory.recurrence.simulated`; bias, the mean signed
+        error over its root mean square.
 
     Raises:
         ValueError: there is no such distribution.
     """
-    values = lookup("distribution", distribution, VALUES_OF)
-    of = of or drawn(values, tiles, SIMULATED, seed=seed)
-    inputs = draw(distribution, seed, (1, 1, n_q, 64), (1, 1, tiles * 64, 64))  # head_dim 64
-    q, k, v = (BF16(x) for x in inputs)
-    problem, rows = Problem(q, k, v), []
-    formats = [carried_in(count) for count in bits]
-    kernels, stacked = [only_sums(fmt) for fmt in formats], Problem(q.repeat(1, 1, len(bits), 1), k, v)
-    for algorithm in ("fa1", "fa2"):
-        outputs = stacked.tiled(Tiling(n_q, 64), Stacked.steps(formats), algorithm, rows=len(bits) * n_q)
-        for count, fmt, precision, o in zip(bits, formats, kernels, outputs.chunk(len(bits), -2)):
-            error = problem.deviation(o, fmt)
-            setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values)
-            errors = dict(measured=error.relative, predicted=expected(precision, **setting))
-            errors["simulated"] = simulated(precision, **setting, of=of)
-            errors = {name: value / fmt.unit_roundoff for name, value in errors.items()}
-            rows.append(dict(algorithm=algorithm, bits=count) | errors | dict(bias=error.bias / error.rmse))
+    formats, rows = [carried_in(count) for count in bits], []
+    steps = Stacked.steps(formats)
+    for distribution in distributions:
+        values = lookup("distribution", distribution, VALUES_OF)
+        most = recurrence.drawn(values, max(tiles), SIMULATED, seed=seed)
+        for count in tiles:
+            inputs = draw(distribution, seed, (1, 1, n_q, 64), (1, 1, count * 64, 64))  # head_dim 64
+            q, k, v = (BF16(x) for x in inputs)
+            problem, stacked, of = Problem(q, k, v), Problem(q.repeat(1, 1, len(bits), 1), k, v), most.first(count)
+            for algorithm in ("fa1", "fa2"):
+                outputs = stacked.tiled(Tiling(n_q, 64), steps, algorithm, rows=len(bits) * n_q)
+                for fmt, o in zip(formats, outputs.chunk(len(bits), -2)):
+                    error, u = problem.deviation(o, fmt), fmt.unit_roundoff
+                    setting: dict[str, Any] = dict(tiles=count, algorithm=algorithm, values=values)
+                    program = recurrence.simulated(only_sums(fmt), **setting, of=of)
+                    row = dict(distribution=distribution, tiles=count, algorithm=algorithm, bits=fmt.precision)
+                    row |= dict(measured=error.relative / u, simulated=program / u, bias=error.bias / error.rmse)
+                    rows.append(row)
     return rows
 
 
@@ -121,46 +101,60 @@ class Stacked:
         return x
 
 
+def predicted(
+    distribution: str, tiles: int, block_kv: int = 64, *, bits: Sequence[int] = (8, 12, 16), drawn: int = 0,
+    algorithms: Sequence[str] = ("fa1", "fa2"),
+) -> list[dict]:  # fmt: skip
+    """A cell: predict the error of kernels whose running sums have few bits, by the law.
+
+    Args:
+        distribution: a key of `theory.law.VALUES_OF`. tiles: how many, of block_kv keys each. bits: as `measured`.
+        drawn: number of rows to simulate as well (`theory.recurrence`). algorithms: one kernel for each.
+
+    Returns:
+        rows: algorithm, bits; in units of roundoff predicted, by `theory.expected`, counted, as if roundings were
+        independent, and drift, the mean signed error; with rows drawn also simulated and simulated_drift.
+    """
+    values, rows = lookup("distribution", distribution, VALUES_OF), []
+    of = recurrence.drawn(values, tiles, drawn, block_kv) if drawn else None
+    for algorithm, count in product(algorithms, bits):
+        precision, u = only_sums(carried_in(count)), carried_in(count).unit_roundoff
+        setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
+        row = dict(algorithm=algorithm, bits=count, predicted=expected(precision, **setting) / u)
+        row |= dict(counted=RMS * math.sqrt(roundings(**setting).carried()), drift=bias(precision, **setting) / u)
+        if of:
+            exact, error = of.golden, recurrence.carried(of, precision, algorithm) - of.golden
+            row["simulated"] = (error.square().mean() / exact.square().mean()).sqrt().item() / u
+            row["simulated_drift"] = (error / exact).mean().item() / u
+        rows.append(row)
+    return rows
+
+
 def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
     """Compare predicted errors with measured ones, as means over seeds.
 
     Args:
-        table: the rows of `law`, with columns distribution, tiles and seed.
+        table: the rows of `measured` and of `predicted`, joined.
 
     Returns:
-        A row for each of KERNEL and tiles, its index: law and simulated, over measured; and whether roundings may
-        be taken as `independent`.
+        A row for each of KERNEL and tiles, its index: predicted, counted and simulated, over measured.
     """
-    means = table.groupby([*KERNEL, "tiles"], sort=False)[["measured", "predicted", "simulated"]].mean()
-    over = means.div(means.measured, axis=0)
-    return pd.DataFrame(
-        dict(law=over.predicted, simulated=over.simulated, independent=[independent(*place) for place in means.index])
-    )
-
-
-def independent(distribution: str, algorithm: str, bits: int, tiles: int) -> bool:
-    """Say whether a kernel's roundings may be taken as independent, by its inputs alone and without a look at any
-    error: the row sum's that repeat (`theory.repeated`) make less than REPEATED of the error that the law expects.
-    (Those of O repeat less, since V scatters.)"""
-    fmt = carried_in(bits)
-    due = expected(only_sums(fmt), tiles=tiles, algorithm=algorithm, values=VALUES_OF[distribution])
-    return repeated(fmt, tiles=tiles, spread=SPREAD[distribution]) < REPEATED * due
+    means = table.groupby([*KERNEL, "tiles"], sort=False)[["predicted", "counted", "simulated", "measured"]].mean()
+    return means.div(means.measured, axis=0).drop(columns="measured")
 
 
 def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:
     """Find where a prediction is furthest from what was measured.
 
     Args:
-        table: as `ratios_of`. ratio: "law", of the places that are independent, or "simulated".
+        table: as `ratios_of`. ratio: "predicted", by the law, or "simulated".
 
     Returns:
         For each of KERNEL: its setting and the number of tiles in words; predicted over measured there, by seed.
     """
-    ratios = ratios_of(table)
-    asked = ratios[ratios.independent | (ratio == "simulated")]
-    places = table.set_index([*KERNEL, "tiles"])
-    by_seed, worst = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
-    for (distribution, algorithm, count), rows in (asked[ratio] - 1).abs().groupby(KERNEL, sort=False):
+    ratios, places = ratios_of(table)[ratio], table.set_index([*KERNEL, "tiles"])
+    by_seed, worst = places[ratio] / places.measured, []
+    for (distribution, algorithm, count), rows in (ratios - 1).abs().groupby(KERNEL, sort=False):
         at = rows.idxmax()
         words = f"{distribution} inputs, {algorithm}, {count} bits, {at[-1]} tiles (the worst of {len(rows)})"
         worst.append((words, by_seed.loc[[at]]))

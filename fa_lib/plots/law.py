@@ -1,4 +1,4 @@
-"""Our figure 13: the law for the error, and where it ends."""
+"""Our figure 13: the law for the error, over tiles and their size."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import POINTS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INPUTS, by_seed, dots, styled, tile_axis
+from fa_lib.plots.style import BASELINE, FLASH, GREEN, GREY, INPUTS, by_seed, dots, styled, tile_axis
 
 _ALGORITHMS = {
     "fa1": (FLASH, "o", "FA1: O divided by l at every tile"),
@@ -15,30 +15,31 @@ _ALGORITHMS = {
 
 
 @styled
-def law(table: pd.DataFrame, caption: str) -> Figure:
-    """Draw measured and predicted error against tiles, for each kind of inputs: with many bits and with few.
+def law(table: pd.DataFrame, blocks: pd.DataFrame, caption: str) -> Figure:
+    """Draw measured and predicted error against tiles, with many bits and with few, and against the tile's size.
 
     Args:
-        table: of `experiments.law.law`.
+        table: of `experiments.law.measured`, joined with `experiments.law.predicted`.
+        blocks: of `experiments.law.predicted`, of FA2, for several block_kv, with rows drawn.
     """
     distributions, bits = list(dict.fromkeys(table.distribution)), sorted(table.bits.unique())
-    rows = [bits[-1], bits[0]]
-    figure, axes = plt.subplots(2, len(distributions), figsize=(3.9 * len(distributions), 6.6), squeeze=False)
-    for line, count in zip(axes, rows):
+    widest = blocks[blocks.tiles >= blocks.tiles.max() / 8]
+    figure, axes = plt.subplots(3, 3, figsize=(11.7, 9.9), squeeze=False)
+    for line, count in zip(axes, (bits[-1], bits[0])):
         for ax, distribution in zip(line, distributions):
-            own = table[(table.distribution == distribution) & (table.bits == count)]
-            _against_tiles(ax, own)
-            ax.set(title=f"{INPUTS[distribution]}, O and l of {count} bits")
+            _against_tiles(ax, table[(table.distribution == distribution) & (table.bits == count)])
+            ax.set(title=f"{INPUTS[distribution]}, O and l of {count} bits", xlabel="tiles of K, V")
         line[0].set_ylabel("rms error of O / rms of O\n(units of roundoff u)")
     axes[0, 0].legend(loc="upper left")
-    for ax in axes[-1]:
-        ax.set(xlabel="tiles of K, V")
-    means = table.groupby(["bits", "distribution", "algorithm", "tiles"])[["measured", "predicted", "simulated"]].mean()
-    few, many = ((means.measured / means[name]).loc[[bits[0], bits[-1]]] for name in ("predicted", "simulated"))
-    both = np.exp(np.log(many).abs().max())
-    off = {count: np.exp(np.log(few.loc[count]).abs().max()) for count in (bits[-1], bits[0])}
-    title = f"The law is off by up to {100 * off[bits[-1]] - 100:.0f} % with {bits[-1]} bits (top) and "
-    title += f"{off[bits[0]]:.1f} times with {bits[0]} (bottom); the simulation by {100 * both - 100:.0f} %"
+    for ax, (count, own) in zip(axes[2], widest.groupby("bits")):
+        _against_blocks(ax, own)
+        ax.set(title=f"FA2, uniform inputs, {count} bits", xlabel="keys of a tile")
+    axes[2, 0].set_ylabel("rms error of O / rms of O\n(units of roundoff u)")
+    axes[2, 0].legend(loc="upper left", ncols=2)
+    means = table.groupby(["algorithm", "distribution", "bits", "tiles"])[["measured", "predicted", "counted"]].mean()
+    off = {name: np.exp(np.log(means.measured / means[name]).abs().groupby("algorithm").max()) for name in means}
+    title = f"The law is off by up to {off['predicted'].fa2:.1f} times for FA2 and {off['predicted'].fa1:.1f} for FA1; "
+    title += f"roundings counted as independent by {off['counted'].fa2:.1f} and {off['counted'].fa1:.1f}"
     return captioned(figure, title, caption + POINTS)
 
 
@@ -49,9 +50,18 @@ def _against_tiles(ax, table):
             continue
         errors = by_seed(own, "tiles", "measured")
         dots(ax, errors.index, errors, color, marker, label)
-        means = own.groupby("tiles")[["predicted", "simulated"]].mean()
+        means = own.groupby("tiles")[["predicted", "counted"]].mean()
         ax.plot(means.index, means.predicted, color=color, lw=1.2)
-        ax.plot(means.index, means.simulated, color=color, lw=1.2, ls="--")
-    ax.plot([], [], color=GREY, lw=1.2, label="the law: roundings counted")
-    ax.plot([], [], color=GREY, lw=1.2, ls="--", label="the simulation")
+        ax.plot(means.index, means.counted, color=color, lw=1, ls=":")
+    ax.plot([], [], color=GREY, lw=1.2, label="the law: drift and scatter")
+    ax.plot([], [], color=GREY, lw=1, ls=":", label="independent roundings, counted")
     tile_axis(ax, sorted(table.tiles.unique()))
+
+
+def _against_blocks(ax, table):
+    """Draw the simulated error over the keys of a tile, and the law's."""
+    for (count, own), color, marker in zip(table.groupby("tiles"), (GREY, BASELINE, GREEN, FLASH), "o^sD"):
+        ax.plot(own.block_kv, own.simulated, marker, color=color, label=f"{count} tiles")
+        ax.plot(own.block_kv, own.predicted, color=color, lw=1.2)
+        ax.plot(own.block_kv, own.counted, color=color, lw=1, ls=":")
+    tile_axis(ax, sorted(table.block_kv.unique()))

@@ -2,9 +2,10 @@
 
 from fa_lib.theory.bounds import bound
 from fa_lib.theory.carried_bits import bits, bits_for
-from fa_lib.theory.law import expected, expected_gradients, largest_over_baseline
+from fa_lib.theory.law import bias, expected, expected_gradients, largest_over_baseline
 from fa_lib.theory.recurrence import repeated, simulated
 
 __all__ = [
-    "bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "repeated", "simulated",
+    "bias", "bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "repeated",
+    "simulated",
 ]  # fmt: skip

@@ -1,11 +1,9 @@
 """What error to expect of an attention kernel, from the formats it rounds to and the number of its tiles.
 
-The law. One rounding to nearest makes a relative error of root mean square RMS * u (u: unit roundoff). Errors of
-separate roundings are taken as independent. An error made when t of T tiles have been added is a share of the final
-sum: t / T of it where the terms have one sign, sqrt(t / T) where they have a mean of zero. Later tiles average it down.
-The expected error is the root of the sum of squares over all roundings. No constant is fitted. docs/law/theory.md
-derives
-each line, and says where independence ends.
+The law. O and l are followed tile by tile (`theory.drift`): the mean of their rounding errors, which has a sign, and
+their scatter. All other roundings are counted: one to nearest makes a relative error of root mean square RMS * u (u:
+unit roundoff), and those that are averaged over keys count less. No constant is fitted. docs/law/theory.md derives each
+line, and says where FlashAttention-1 departs.
 """
 
 import math
@@ -15,6 +13,7 @@ from scipy import special
 
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import FormatLike
+from fa_lib.theory import drift
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.rounding_counts import VALUES, accepted_kernel, is_count, roundings
 
@@ -64,8 +63,12 @@ def expected(
         raise ValueError(f"splits: got {splits!r}; accepted is a whole number from 1 to the {tiles} tiles")
     variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.steps()}
     counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
-    carried = counts.of("accumulator") * variance["accumulator"] + counts.of("row_sum") * variance["row_sum"]
-    if splits > 1:  # the parts' errors are independent; their sum is rounded once more
+    if algorithm == "baseline":
+        drifted, carried = 0.0, variance["accumulator"] + variance["row_sum"]
+    else:
+        of_rows = drift.of_output(precision, -(-tiles // splits), algorithm, values, block_kv)
+        drifted, carried = (of_rows.mean**2).mean(), of_rows.variance.mean()
+    if splits > 1:  # the parts' errors are independent but for their drift; their sum is rounded once more
         cancelling = values == "zero_mean"  # then the parts' outputs are as independent as their errors
         carried = (carried if cancelling else carried / splits) + variance["accumulator"]
         if cancelling:  # nor do the weights' errors cancel: L = m + log l is rounded, as large as it is
@@ -75,7 +78,16 @@ def expected(
     if VALUES[values].square is not None:  # of each part's keys; the parts' own are independent
         terms /= splits
     stored = variance["output"] if stores(precision) else 0.0
-    return math.sqrt(carried + terms + stored)
+    return math.sqrt(drifted + carried + terms + stored)
+
+
+def bias(
+    precision: Precision, *, tiles: int, algorithm: str = "fa2", values: str = "one_sign", block_kv: int = 64
+) -> float:
+    """Compute the mean of O's relative error, with its sign: positive where O is too large. Arguments as `expected`,
+    "baseline" excepted."""
+    accepted_kernel(algorithm, values, tiles)
+    return float(drift.of_output(precision, tiles, algorithm, values, block_kv).mean.mean())
 
 
 def stores(precision: Precision) -> bool:

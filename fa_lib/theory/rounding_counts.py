@@ -18,12 +18,13 @@ class Values:
 
     Attributes:
         growth: the power of t with which the sum over t tiles grows.
-        square, variance: of V, over its mean squared; None where its mean is zero.
+        mean: of V. square, variance: of V, over its mean squared; None where its mean is zero.
         scores: the mean of S squared, each key weighted with its P squared.
         peaked: whether scores are N(0, 1), so that few keys hold much of P; else P varies little.
     """
 
     growth: float
+    mean: float
     square: float | None
     variance: float | None
     scores: float
@@ -36,9 +37,11 @@ class Values:
 
 
 VALUES = {
-    "one_sign": Values(1.0, 4 / 3, 1 / 3, scores=4.0, peaked=False),  # uniform in [0, 1), head_dim 64: S is near 2
-    "one_sign_peaked": Values(1.0, math.pi / 2, math.pi / 2 - 1, scores=5.0, peaked=True),  # |N(0, 1)|
-    "zero_mean": Values(0.5, None, None, scores=5.0, peaked=True),  # N(0, 1): with P squared, S is N(2, 1)
+    "one_sign": Values(1.0, 0.5, 4 / 3, 1 / 3, scores=4.0, peaked=False),  # uniform in [0, 1), head_dim 64: S is near 2
+    "one_sign_peaked": Values(
+        1.0, math.sqrt(2 / math.pi), math.pi / 2, math.pi / 2 - 1, scores=5.0, peaked=True
+    ),  # |N(0, 1)|
+    "zero_mean": Values(0.5, 0.0, None, None, scores=5.0, peaked=True),  # N(0, 1): with P squared, S is N(2, 1)
 }
 
 
@@ -48,22 +51,16 @@ class Roundings:
 
     Attributes:
         accumulator, row_sum: (roundings,) of the running sums O and l.
-        tied: of the running sums' ties: "accumulator" and "row_sum" -> what they add to the sum of the weights.
         terms: of P's roundings: step -> sum of the squared shares.
     """
 
     accumulator: np.ndarray
     row_sum: np.ndarray
-    tied: dict[str, float]
     terms: dict[str, float]
-
-    def of(self, step: str) -> float:
-        """Sum the weights of all roundings of a running sum, "accumulator" or "row_sum"."""
-        return float(getattr(self, step).sum()) + self.tied[step]
 
     def carried(self) -> float:
         """Sum the weights of all roundings of O and l."""
-        return self.of("accumulator") + self.of("row_sum")
+        return float(self.accumulator.sum() + self.row_sum.sum())
 
 
 def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Roundings:
@@ -79,10 +76,8 @@ def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Ro
     raised = 1 / t  # the chance that tile t raises a row's maximum: that it is the record among t alike
     accumulator = np.concatenate(weights(algorithm, share, own, raised, divided=True))
     row_sum = np.concatenate(weights(algorithm, share_of_l, own_of_l, raised, divided=False))
-    tied = dict(row_sum=_ties(share_of_l) if algorithm != "baseline" else 0.0)
-    tied["accumulator"] = tied["row_sum"] if growth == 1 else 0.0  # a sum that cancels has terms of all sizes
     terms = _of_terms(VALUES[values], block_kv if algorithm == "fa1" else tiles * block_kv, tiles * block_kv)
-    return Roundings(accumulator, row_sum, tied, terms)
+    return Roundings(accumulator, row_sum, terms)
 
 
 def accepted_kernel(algorithm: str, values: str, tiles: int) -> None:
@@ -131,21 +126,6 @@ def weights(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) ->
     else:
         squares.append(raised[1:] * share[:-1])  # a O and a l
     return [*squares, share[-1:]] if divided else squares
-
-
-def _ties(share: np.ndarray) -> float:
-    """Compute what ties add to the squared roundings of a sum of equal terms, which are on the grid themselves.
-
-    A term x whose ulp is 2^-k of the sum's is cut at one of 2^k places. To nearest, half to either side at a tie, the
-    mean square is 1 + 2 / 4^k times that of an even spread: 3/2 of it where a sum of two terms is rounded.
-
-    Args:
-        share: (tiles,), the squares of the sum up to each tile.
-    """
-    f = 2 ** ((np.arange(512) + 0.5) / 512)  # the term's significand, spread evenly in log
-    t = np.arange(2, len(share) + 1)
-    k = np.floor(np.log2(np.outer(t, f)))  # (tiles - 1, 512), binades between t terms and one
-    return float(share[1:] @ (2 * 4.0**-k).mean(1))
 
 
 def _of_terms(values: Values, keys: int, all_keys: int) -> dict[str, float]:
