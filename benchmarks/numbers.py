@@ -90,7 +90,7 @@ def of_the_law():
     furthest = off.predicted.loc["uniform", "fa2"].max(), off.predicted.max(), off.simulated.max()
     counted = ratios.counted.loc["uniform"].unstack("algorithm")
     counted = *counted.loc[8, 32], *counted.loc[10, 256]
-    return [*map(str, places), *(f"{100 * x:.0f}" for x in furthest), *(f"{x:.2f}" for x in counted)]
+    return [*map(str, places), *(f"{np.ceil(100 * x):.0f}" for x in furthest), *(f"{x:.2f}" for x in counted)]
 
 
 @number
