@@ -50,7 +50,7 @@ ROWS = {
     "08b_training_health": training_health,
     "09_why_ten_times": why_ten_times,
     "10_biased_rounding": biased_rounding,
-    "20_is_it_stable": lambda: of_training.of_spikes(*spike_record.recorded().values()),
+    "20_is_it_stable": lambda: of_training.of_spikes(spike_record.recorded()["runs"]),
     "17_published_numbers": lambda: (
         ledger_rows.of_sinks(read("17_published_numbers"), 4096)
         + ledger_rows.of_mass(read("17_published_numbers.mass"), 8192)

@@ -74,7 +74,8 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, dO: Tensor) -> tuple[Tensor | None, ...]:
         shape, how = dO.shape, ctx.how
         dO = dO.reshape(-1, *shape[-2:]).to(how.inputs)
-        gradients = (tiled_backward if how.tiled else baseline_backward)(*ctx.saved_tensors, dO, how)
+        backward: Callable = tiled_backward if how.tiled else baseline_backward
+        gradients = backward(*ctx.saved_tensors, dO, how)
         return *(x.to(how.inputs).float().reshape(shape) for x in gradients), None
 
 

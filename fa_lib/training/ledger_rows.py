@@ -8,7 +8,7 @@ from fa_lib.execution.claims import claim
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import MEASURES, at_end, slopes
 from fa_lib.training.growth import late
-from fa_lib.training.spikes import MAIN, REPLAYS
+from fa_lib.training.spikes import MAIN
 
 Rows = list[dict[str, str]]
 
@@ -87,14 +87,7 @@ def of_speed(here: pd.Series, setting: str, on_gpus: Mapping[str, Mapping[str, p
     return rows
 
 
-def of_spikes(runs: pd.DataFrame, replays: pd.DataFrame) -> Rows:
-    """Of figure 20: which arms spike more often than Flash, and what averts a spike.
-
-    Args:
-        runs, replays: of `spike_record.recorded`.
-    """
+def of_spikes(runs: pd.DataFrame) -> Rows:
+    """Of figure 20: which arms spike more often than Flash. runs: of `spike_record.recorded`."""
     spiked = runs[runs.arm.isin(MAIN)].pivot(index="seed", columns="arm", values="spike").gt(0).astype(int)
-    rows = [claim("stability-spikes", MAIN[arm].label, spiked[arm] - spiked.flash) for arm in MAIN if arm != "flash"]
-    for change, group in replays.groupby("change", sort=False):
-        rows.append(claim("stability-averted", REPLAYS[change].label, group.averted.astype(int)))
-    return rows
+    return [claim("stability-spikes", MAIN[arm].label, spiked[arm] - spiked.flash) for arm in MAIN if arm != "flash"]

@@ -112,7 +112,7 @@ def paired(runs: pd.DataFrame, twin: str = "flash") -> pd.DataFrame:
         one, other = (by_arm["spike"][name].gt(0) for name in (arm, twin))
         only, twin_only = int((one & ~other).sum()), int((other & ~one).sum())
         change = (by_arm["rise"][arm] - by_arm["rise"][twin]).dropna()
-        p = [stats.binomtest(only, only + twin_only).pvalue if only + twin_only else 1.0, stats.wilcoxon(change).pvalue]
+        p = [stats.binomtest(only, only + twin_only).pvalue if only + twin_only else 1.0, stats.wilcoxon(change)[1]]
         rows.append(dict(arm=arm, only=only, twin_only=twin_only, of=len(change), spikes_p=p[0],
                          rise=change.median(), rises_p=p[1]))  # fmt: skip
     table = pd.DataFrame(rows)
