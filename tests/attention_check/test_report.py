@@ -339,7 +339,6 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
         "attention_check.measure.wrong_answers.distance",
         "attention_check.measure.reference_cache.baseline_for",
         "fa_lib.kernels.rule.deviation",
-        "attention_check.measure.relations.subject.baseline_for",
     ],
 )
 def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
