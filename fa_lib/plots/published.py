@@ -1,5 +1,7 @@
 """Our figures 17 to 17d, of notebook 17: P in E4M3 beside a sink, its gradient, FP16 overflow, 2^x by polynomials."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -142,7 +144,7 @@ def polynomials(table: pd.DataFrame, caption: str) -> Figure:
         ax.plot(rows.x, rows.error, color=color, lw=1.3, label=f"degree {degree}: at most {rows.error.max():.2g}")
     for fmt, name in ((BF16, "BF16"), (FP32, "FP32")):
         ax.axhline(fmt.unit_roundoff, color=GREY, lw=0.9, ls=":")
-        place = dict(xytext=(0, -2), textcoords="offset points", va="top")
+        place: dict[str, Any] = dict(xytext=(0, -2), textcoords="offset points", va="top")
         ax.annotate(f"{name}'s unit roundoff", (0.01, fmt.unit_roundoff), fontsize=7, color=GREY, **place)
     ax.set(yscale="log", xlabel="x, the fraction of the exponent", ylabel="relative error of 2^x", ylim=(1e-8, 2e-2))
     ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9))

@@ -113,7 +113,8 @@ class Ggml:
         for rows, keys in calls:
             mask = causal and rows.stop - rows.start > 1
             tensors = q[:, :, rows], k[:, :, :keys], v[:, :, :keys]
-            outputs.append(self._attend(*zip(tensors, ("FP32", *kinds)), softmax_scale(q, scale), mask))
+            q_i, k_j, v_j = zip(tensors, ("FP32", *kinds))  # each a tensor and the type that it is stored in
+            outputs.append(self._attend(q_i, k_j, v_j, softmax_scale(q, scale), mask))
         o = torch.cat(outputs, 1).transpose(1, 2).contiguous()
         return o if self.precise else o.to(q.dtype)
 

@@ -7,7 +7,7 @@ import torch
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import of_bound
-from attention_check.measure.closeness import bounds
+from attention_check.measure.closeness import BOUNDED, bounds
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import QUICK
 from attention_check.report.labels import has_this_error, subject
@@ -35,7 +35,7 @@ def too_steep_on_peaked_scores(q, k, v, causal=False, scale=None):
 @pytest.mark.parametrize("kernel", ["flash", "as_shipped"])
 def test_a_right_kernel_is_within_its_bound_on_every_kind_of_inputs(kernel, fmt):
     (row,) = bounds(kernel, fmt, 256, 0, 64)
-    assert 0 < row["times"] <= 1 and row["rows"] == 0 and row["of"] == 256 * len(DISTRIBUTIONS) and not row["key"]
+    assert 0 < row["times"] <= 1 and row["rows"] == 0 and row["of"] == BOUNDED * len(DISTRIBUTIONS) and not row["key"]
 
 
 def test_a_kernel_that_carries_bf16_is_beyond_it_and_its_emulation_is_named():

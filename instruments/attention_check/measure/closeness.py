@@ -159,7 +159,7 @@ def tolerance_of(inputs: Inputs) -> Tolerance:
     return tolerance(*tensors, precision=inputs.fmt, **options)
 
 
-def _bounded(inputs):
+def _bounded(inputs) -> tuple[tuple, dict[str, Any]]:
     """The tensors and options of a call of these rows alone."""
     (q, k, v), rows = inputs.tensors(), inputs.rows(BOUNDED)
     if len(rows) == q.shape[-2]:

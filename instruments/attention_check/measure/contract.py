@@ -204,12 +204,12 @@ class _Asker:
         except KernelError as error:
             return self.row(SINKS_GRADIENT, error.outcome, problem=str(error))
         wrong = _far(ours, gradient(kernels.golden, inputs=fmt).double())
-        return self.row(SINKS_GRADIENT, *((Outcome.WRONG, "other") if wrong else ()))
+        return self.row(SINKS_GRADIENT, Outcome.WRONG, "other") if wrong else self.row(SINKS_GRADIENT)
 
     def inputs_of(self, fmt, call, batch, times=1.0):
         """Q, so many times as large, K, V and the options of a call; its last queries alone where these are few."""
         q, k, v = _normal(*call.shapes(self.head_dim, batch=batch))
-        q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
+        q, k, v = (fmt(x).to(self.device, fmt.dtype, copy=True) for x in (q * times, k, v[..., : call.v_dim]))
         options: dict[str, Any] = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
         if self.queries:
             q = q[..., -self.queries :, :]
@@ -217,7 +217,7 @@ class _Asker:
         return q, k, v, options | self.options
 
     def _inputs(self, fmt, shape):
-        return (fmt(x).to(self.device, fmt.dtype) for x in _normal(shape, shape))
+        return (fmt(x).to(self.device, fmt.dtype, copy=True) for x in _normal(shape, shape))
 
     def row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
         of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
@@ -225,7 +225,7 @@ class _Asker:
         return outcome
 
 
-@lru_cache(maxsize=2)  # most calls have the shapes of the one before
+@lru_cache(maxsize=2)  # most calls have the shapes of the one before; a kernel may write to its inputs, and gets copies
 def _normal(shape, kv_shape):
     return draw("normal", 0, shape, kv_shape)
 

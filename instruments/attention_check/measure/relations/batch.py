@@ -87,7 +87,7 @@ def two_runs(subject: KernelUnderTest, case: str) -> Found:
     dO = torch.ones_like(q)
     runs = [subject.gradients(dO, q, k, v) for _ in range(2)]
     found = [
-        difference(*pair, lambda i=i: 2 * subject.allowed_gradients(dO, q, k, v)[i])
-        for i, pair in enumerate(zip(*runs))
+        difference(one, other, lambda i=i: 2 * subject.allowed_gradients(dO, q, k, v)[i])
+        for i, (one, other) in enumerate(zip(*runs))
     ]
     return max(found, key=lambda each: each.times)
