@@ -18,6 +18,7 @@ from fa_lib.training.decoder import text
 
 NAME = "stability"  # of its tables
 FIRST, SEEDS, ROUND = 100, 100, 10  # the first seed, how many, and how many until the tables are written again
+REPLAYED = ["seed", "spike", "change", "averted", "rise"]
 
 
 def cells(seeds: int) -> Iterator[list[tuple[str, int]]]:
@@ -56,7 +57,7 @@ def record(folder: Path, seeds: int = SEEDS, executor: Executor | None = None, o
                   cache=folder / "cells", executor=executor)
             for row in spiked.itertuples()
         ]  # fmt: skip
-        tables = dict(runs=runs, replays=pd.concat(again) if again else pd.DataFrame())
+        tables = dict(runs=runs, replays=pd.concat(again) if again else pd.DataFrame(columns=REPLAYED))
         for name, old in before.items():
             tables[name] = pd.concat([old, tables[name]], ignore_index=True)
         parameters = dict(steps=spikes.STEPS, rate=spikes.RATE, warmup=spikes.WARMUP, momentum=spikes.MOMENTUM)
