@@ -60,7 +60,7 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     """In a copy of the repository at a small scale: all, then what was damaged; then they are published."""
     for name in ("fa_lib", "notebooks", "data", "Makefile", "README.md", "pyproject.toml", ".gitignore"):
         source = ROOT / name
-        ignored = shutil.ignore_patterns(".ipynb_checkpoints", "results", "0[0149]*", "0[5-8]*", "1*")
+        ignored = shutil.ignore_patterns(".ipynb_checkpoints", "results", "0[0149]*", "0[5-8]*", "1*", "20*")
         shutil.copytree(source, tmp_path / name, ignore=ignored) if source.is_dir() else shutil.copy(source, tmp_path)
     scale = "02_precision: {n: 128, seeds: 2}\n03_golden_value: {n: 128, seeds: 2, lengths: [128]}\n"
     (tmp_path / "notebooks/scales/paper.yaml").write_text(scale)
