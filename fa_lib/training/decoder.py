@@ -59,7 +59,7 @@ class Decoder(nn.Module):
         """Compute x weightᵀ: (..., in) and (out, in) -> (..., out)."""
         if not self.mixed:
             return x @ weight.T
-        return (rounded(x) @ rounded(weight).T).bfloat16().float()
+        return rounded(rounded(x) @ rounded(weight).T)
 
     def forward(self, text: Tensor) -> Tensor:
         """Compute the logits of each next byte, (batch, tokens, 256), of text, int64 (batch, tokens)."""
