@@ -24,7 +24,7 @@ from fa_lib.experiments.law import ratios_of
 from fa_lib.kernels import tiled
 from fa_lib.kernels.rule import ALLOWED, Case, exact
 from fa_lib.numerics.confidence import interval
-from fa_lib.training import campaign
+from fa_lib.training import campaign, spike_record
 from fa_lib.training.distances import LOW_PRECISION, MEASURES, by_measure
 from fa_lib.training.growth import geometric
 
@@ -276,3 +276,15 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+
+@number
+def of_spikes():
+    """Seeds in which Flash and Baseline spike, of how many; with sums of 3 bits; Baseline's spikes that exact attention
+    averts, of how many; how many seeds are planned."""
+    runs, replays = spike_record.recorded().values()
+    spiked = spike_record.rates(runs).set_index("arm")
+    averted = spike_record.rates(replays, "change").set_index("change")
+    numbers = [spiked.loc["flash", "count"], spiked.loc["baseline", "count"], spiked.loc["flash", "of"]]
+    numbers += [spiked.loc["sums_3", "count"], averted.loc["exact", "count"], averted.loc["exact", "of"]]
+    return [f"{x}" for x in (*numbers, spike_record.SEEDS)]
