@@ -35,8 +35,6 @@ SKIPPED = {  # a command, or a part of a python block -> why it does not run her
     "fa-lib check kernel my_package/attention.py:flash --gpu H100 --quick --exit-code": LONG_GPU,
     "fa-lib check kernel fa2 --gpu A100 --timeout 300": "25 minutes; " + HOURS_OF_NVCC,
     "fa-lib blame fa2 --gpu A100 -n 256": HOURS_OF_NVCC,
-    "pip install --no-deps sageattention==1.0.6": "its kernel is judged by make gallery-gpu",
-    "fa-lib check kernel attention_gallery.triton_kernels:sageattention --gpu H100": "ten minutes; make gallery-gpu",
     "fa-lib check kernel my_package.attention:flash": GIVEN,
     "fa-lib check kernel path/to/file.py:flash": GIVEN,
     'pip install . "fa_lib[gpu] @ git+ADDRESS-OF-THIS-REPOSITORY"': "README installs the same extra",

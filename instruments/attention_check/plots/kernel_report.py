@@ -66,7 +66,8 @@ def _sums(ax, sums, _):
     all_lost = worst.groupby("keys")["all"].max()
     ax.plot(all_lost.index, all_lost, color=DIM, lw=1, ls=":", label="every tile lost")
     ax.axhline(LOST, color=INK, lw=1.2)
-    ax.annotate(f"{LOST} ulp", (1, LOST), (0, 3), textcoords="offset points", fontsize=8)
+    ax.annotate(f"limit: {LOST} ulp", (1, LOST), (-2, -3), ("axes fraction", "data"), "offset points", fontsize=8,
+                ha="right", va="top")  # fmt: skip
     ax.set(xscale="log", yscale="log", xticks=[1, 4, 16, 64, 256], ylim=(0.04, 4000))
     no_minor_ticks(ax.xaxis)
     plain_ticks(ax.xaxis)
