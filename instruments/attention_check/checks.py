@@ -49,7 +49,7 @@ class Check:
 
 TABLES = {  # in the order of the page
     "asked": Table(heading="What it can do", rows=tables.by_call),
-    "conduct": Table(heading="What it does beside its work", rows=tables.by_conduct),
+    "conduct": Table(heading="Side effects of its calls", rows=tables.by_conduct),
     "lengths": Table(
         measured.over_lengths, "How far it is from the golden value",
         tables.by_length,
@@ -64,10 +64,10 @@ TABLES = {  # in the order of the page
     "inputs": Table(
         measured.on_trouble, "Inputs that make trouble", tables.by_input,
         "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
-        "95 % interval, beside Baseline's. They are reported, and not counted, unless an answer is at fault.",
+        "95 % interval, and Baseline's. They are reported, and not counted, unless an answer is at fault.",
     ),
     "bounds": Table(
-        measured.within_bounds, "Its outputs beside their own bounds", tables.by_bound,
+        measured.within_bounds, "Its outputs and their own bounds", tables.by_bound,
         "The bound is derived for the inputs at hand (docs/reference/testing.md). The inputs on which it is nearest.",
         key="bound",
     ),

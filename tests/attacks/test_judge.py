@@ -238,7 +238,7 @@ def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stran
     assert done.exit_code == 2 and re.search("leaves:f .* exit code 0", done.stderr)
     name = stranger("dies", "def f(q, k, v): os._exit(0)")
     done = invoke("shrink", file, "--kernel", name, "--out", tmp_path / "test_dies.py")
-    assert done.exit_code == 2 and re.search("was not asked: .* 1 times", done.stderr)
+    assert done.exit_code == 2 and re.search("was not called: .* 1 times", done.stderr)
 
 
 def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):

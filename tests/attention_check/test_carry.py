@@ -75,7 +75,7 @@ def test_low_precision_elsewhere_is_not_called_a_carry():
 
 def test_a_sum_inside_a_tile_is_told_from_one_from_tile_to_tile():
     """SageAttention's kernel adds up P V of a tile in FP16, and O in FP32."""
-    for all_lost, words in ((57.0, "A part of a tile is summed"), (4.5, "It carries low precision from tile to tile")):
+    for all_lost, words in ((57.0, "A part of a tile is summed"), (4.5, "It keeps its accumulator O in low precision")):
         where = dict(sum="accumulator", fmt="FP16", tile=None, terms=1024, all=all_lost, queries=[16], queries_of=1)
         judgement = Judgement("kernel", "f", (Finding("carry", Severity.FAILS, where, 3.5, 2.0),))
         (sentence,) = sentences_of(judgement)[Severity.FAILS]

@@ -51,7 +51,8 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     assert done.exit_code == 1
     first, *lines = done.stdout.splitlines()
     assert first == f"{MINE}: 4 checks: 2 passed, 2 failed."  # and its conduct
-    assert lines[0].startswith("  carry_accumulator: FAILS: It carries low precision") and "in tiles of" in lines[0]
+    assert lines[0].startswith("  carry_accumulator: FAILS: It keeps its accumulator O in low precision")
+    assert "in tiles of" in lines[0]
     record = json.loads(path.read_text())
     assert record["kernel"] == MINE and not record["checks"]["carry_row_sum"]["passed"] and record["versions"]
     assert command(MINE, "--check", "carry").exit_code == 0  # without --exit-code
@@ -74,7 +75,7 @@ def test_a_defect_fails_the_check_of_its_name_and_a_right_kernel_passes(kernel, 
 def test_what_could_not_be_asked_is_no_pass():
     nothing = {"sinks": Result(None, "no such option")}
     assert failed(nothing) is None and failed(nothing | {"strides": Result(True)}) is False
-    assert check_lines("k", nothing)[0] == "k: 1 check: 1 not asked."
+    assert check_lines("k", nothing)[0] == "k: 1 check: 1 not run."
     assert command("flash", "--check", "sinks", "--exit-code").exit_code == 3
 
 

@@ -106,7 +106,7 @@ def test_a_result_that_was_asked_and_does_not_count_is_not_called_unasked():
     assert results["hidden_row"].reported and results["hidden_row"].passed is None
     assert (
         check_lines("unfused", results)[0].endswith("1 reported.")
-        and "not asked" not in check_lines("unfused", results)[1]
+        and "not run" not in check_lines("unfused", results)[1]
     )
 
 

@@ -84,7 +84,7 @@ def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_ca
     assert not judgement.passed and set(judgement.carries) == {"accumulator", "row_sum"}
     low = [f for f in found(judgement, "carry") if f.severity == Severity.FAILS]
     assert all(f.where["queries"] == [1, 16] and f.where["tile"] == 4 for f in low if f.where["fmt"] == "FP16")
-    assert "asked for 1 query and 16 queries at a time" in judgement_text(judgement)
+    assert "for 1 query and 16 queries at a time" in judgement_text(judgement)
     (error,), (growth,) = found(judgement, "error"), found(judgement, "growth")
     assert error.where["queries"] in (1, 16) and error.where["fmt"] == "FP16"
     assert growth.where["queries"] in (1, 16) and growth.number > 2

@@ -196,7 +196,7 @@ def test_check_kernel_judges_it_further(tmp_path):
     failed = [f.what for f in report.judgement.findings if f.severity == "fails"]
     text = judgement_text(report.judgement)
     assert failed == ["convention"] and "attention with the scale 1, which was not asked for" in text
-    assert "It carries no low precision" in text and report.judgement.subject == "own scale@scale_one"
+    assert "It keeps no sum in low precision" in text and report.judgement.subject == "own scale@scale_one"
 
 
 def test_a_name_with_a_layout():

@@ -162,9 +162,9 @@ def check_kernel(
     attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
     it does not take one, the verdict says so.
 
-    It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
-    carries from tile to tile, inputs that make trouble, bias, determinism. With --gpu no GPU is needed: what Triton
-    compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
+    It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, the sums
+    that it keeps from tile to tile, inputs that make trouble, bias, determinism. With --gpu no GPU is needed: what
+    Triton compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
     with exit_on_error(json_file):
         fresh = sys.platform == "linux" and "torch" not in sys.modules  # then it has computed nothing
@@ -248,7 +248,7 @@ def check_model(
     ],
     save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
     kernel: Annotated[
-        list[str] | None, typer.Option(help="kernels to compute beside the model's own; else flash; repeatable")
+        list[str] | None, typer.Option(help="kernels to compute in addition to the model's own; else flash; repeatable")
     ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="it is a decoder: no row may see later keys")] = False,
     out: OUT = "",

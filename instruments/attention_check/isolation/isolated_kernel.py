@@ -439,7 +439,7 @@ class IsolatedKernel:
             raise KernelError(Outcome.ENDED, self.stillborn)
         if self.dead:
             self._act("unasked", "", False, self.endings, "")
-            raise KernelError(Outcome.NOT_CALLED, f"was not asked: its process had ended {self.endings} times")
+            raise KernelError(Outcome.NOT_CALLED, f"was not called: its process had ended {self.endings} times")
         if self.process is None:
             self.process, self.ready = self._start(), False
         if self.ready:

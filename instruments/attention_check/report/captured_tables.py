@@ -26,14 +26,14 @@ def tensors_sections(found: TensorMeasurements) -> list[Section]:
     return [
         Section("heads", "How far each kernel is from the golden value", by_kernel(found.deviations),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
-        Section("bound", "The judged output beside its own bound", by_bound(found.bound)),
+        Section("bound", "The judged output and its own bound", by_bound(found.bound)),
         Section("gradients", "Its gradients, for the dO that was captured", by_gradient(found.gradients)),
-        Section("conduct", "What it does beside its work", by_conduct(found.conduct)),
+        Section("conduct", "Side effects of its calls", by_conduct(found.conduct)),
         Section("risky", "How risky each head is", by_head(found.risks)),
         Section("better", "Which change lowers the error", by_change(found.changes),
                 "Root mean square error, before / after."),
         Section("caches", "Which KV cache each head would bear", by_cache(found.caches),
-                f"Root mean square error over that of O, K and V quantised; {BEARS:.0%} is asked."),
+                f"Root mean square error over that of O, K and V quantised; {BEARS:.0%} is required."),
     ]  # fmt: skip
 
 

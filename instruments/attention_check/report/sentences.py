@@ -12,7 +12,7 @@ from fa_lib.execution.untrusted import Untrusted
 ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
 LIKE = 3  # findings of a kind that are shown; the others are folded
 WHY_NOT_JUDGED = {
-    "unsupported": "Not asked, since it takes no option that is called so",
+    "unsupported": "Not run, since it takes no option of that name",
     "raises": "Not judged, since it raises an error that is no refusal",
 }
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
@@ -22,8 +22,8 @@ HEADINGS = {  # of findings, by what they mean for the verdict
 
 
 def headline(judgement: Judgement) -> Untrusted:
-    """The verdict, with its cause where one is known, and, of a kernel, what could not be asked: "flash passes. Not
-    asked, since it takes no option that is called so: softcap, sinks."."""
+    """The verdict, with its cause where one is known, and, of a kernel, what could not be run: "flash passes. Not run,
+    since it takes no option of that name: softcap, sinks."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
     judged = judgement.label
     if judgement.kind == "tensors" and judgement.subject in KERNELS:
@@ -72,7 +72,7 @@ def title(judgement: Judgement) -> str:
         )
         splits = any(f.what == "rounded_splits" for f in judgement.findings)
         also = "; it rounds partial results" if splits and not causes else ""
-        return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
+        return f"{headline(judgement)} Sums kept in low precision from tile to tile: {sums}{also}"
     return headline(judgement).removesuffix(".")
 
 

@@ -29,7 +29,7 @@ RELATED = {
 }
 OUTCOMES = {
     Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
-    Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not asked",
+    Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not called",
 }  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right

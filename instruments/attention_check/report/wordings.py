@@ -286,18 +286,18 @@ def _carry(findings):
         yield replace(_carried(low), severity=Severity.FAILS, what="carry")
     elif unseen:
         where = unseen[0].where
-        why = f"it {where['problem']}" if where["problem"] else "it was not asked for"
+        why = f"it {where['problem']}" if where["problem"] else "this was not run"
         if where.get("because"):
             why = UNSEEN[where["because"]]
         elif where.get("blind"):
-            why = "it does not return small terms alone, without a large one, right either"
-        yield Sentence(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
+            why = "it does not return small terms right without a large one, either"
+        yield Sentence(f"Whether it keeps sums in low precision from tile to tile was not seen: {why}", what="carry")
     else:
         most = max(findings, key=lambda f: f.number)
         queries = listed(map(queries_in_words, most.where["queries"]))
         yield Sentence(
-            "It carries no low precision from tile to tile", f"{most.number:.1f} ulp lost", f"{most.limit:g} ulp",
-            f"Sums of up to 4,096 terms, asked for {queries} at a time. A kernel that carries BF16 or FP16, in tiles "
+            "It keeps no sum in low precision from tile to tile", f"{most.number:.1f} ulp lost", f"{most.limit:g} ulp",
+            f"Sums of up to 4,096 terms, for {queries} at a time. A kernel that keeps sums in BF16 or FP16, in tiles "
             "of up to 512 keys, loses 3 ulp to hundreds.", severity=Severity.PASSES, what="carry",
         )  # fmt: skip
 
@@ -307,16 +307,16 @@ def _carried(low):
     most = max(low, key=lambda f: math.inf if f.number is None else f.number)
     sums = " and ".join(dict.fromkeys(SUMS[f.where["sum"]] for f in low))
     formats = listed(dict.fromkeys(f.where["fmt"] for f in low))
-    more = [f"Of a sum of {most.where['terms']:,} terms, in {formats}; a kernel that carries FP32 loses half an ulp."]
+    more = [f"Of a sum of {most.where['terms']:,} terms, in {formats}; one with sums in FP32 loses half an ulp."]
     tiles = {f.where["tile"]: f.where["fmt"] for f in low if f.where["tile"]}
     if tiles:
-        sizes = [f"{tile} keys, if it carries {fmt}" for tile, fmt in sorted(tiles.items())]
+        sizes = [f"{tile} keys, if it keeps {fmt}" for tile, fmt in sorted(tiles.items())]
         sizes = f"{min(tiles)} keys" if len(tiles) == 1 else " or ".join(sizes)
         more.append(f"All is lost in tiles of up to {sizes}: this is its tile.")
     if len(most.where["queries"]) < most.where["queries_of"]:
-        more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
+        more.append(f"It does so for {listed(map(queries_in_words, most.where['queries']))} at a time.")
     lost = "infinitely many" if most.number is None else f"{most.number:,.0f}"
-    text = f"It carries low precision from tile to tile, in its {sums}"
+    text = f"It keeps its {sums} in low precision from tile to tile"
     change = "hold the accumulator O and the row sum l in FP32 (docs/law/theory.md says how many bits are enough)"
     if all(f.number is not None and f.number < ONE_TILE * f.where.get("all", 0) for f in low):
         text = f"A part of a tile is summed in low precision, into its {sums}"
@@ -461,7 +461,7 @@ def _relation(f, at):
     also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
     where = f"{at['case']}, {at['fmt']}{also}"
     if at["outcome"] == BROKEN:
-        return Sentence(f"{says}: asked for that, it {at['problem']} ({where})")
+        return Sentence(f"{says}: here it {at['problem']} ({where})")
     if at["outcome"] == CONVENTION:
         return Sentence(f"{says}: here it is {at['problem']}, which is a convention ({where})")
     if f.number is None:
@@ -481,7 +481,7 @@ def _either_side(number, limit, unit):
 
 
 def _relations(f, at):
-    more = f"{at['not_asked']} more were not asked: the kernel lacks the option." if at["not_asked"] else ""
+    more = f"{at['not_asked']} more were not run: the kernel lacks the option." if at["not_asked"] else ""
     held = f"Relations that every attention kernel should keep hold in {at['held']} of {at['of']} cases"
     return Sentence(held, more=more)
 
@@ -548,7 +548,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
         "its outputs differ from call to call",
     ),
     "answer": Wording(because="{answered}", sentence=_answer),
-    "carry": Wording(together=_carry, because="it carries its {sums} in low precision from tile to tile"),
+    "carry": Wording(together=_carry, because="it keeps its {sums} in low precision from tile to tile"),
     "rounded_splits": Wording(
         "It rounds partial results to {fmt}", "{number:.0%} of its error explained",
         more="An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
@@ -609,7 +609,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     ),
     "sum_error": Wording(
         "Its {sum_name} is off where P is small, but loses no whole tile", "{number:.1f} ulp of {fmt}",
-        more="This error is of its scores or of its exponential, not of a carried sum.",
+        more="This error is of its scores or of its exponential, not of a sum kept from tile to tile.",
     ),
     "problem": Wording(sentence=_problem),
     "outputs": Wording(sentence=_shapes),

@@ -86,7 +86,7 @@ class NamedCheck:
     distributions: Sequence[str] = ORDINARY
     gradients: bool = False
     rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
-    lacking: str = "the kernel lacks what this is asked of"
+    lacking: str = "the kernel lacks what this check needs"
     counts: Callable[[Finding], bool] = lambda finding: True
 
     @property
@@ -298,8 +298,8 @@ def _outcome(result):
 
 def check_lines(label: str, results: Mapping[str, Result]) -> list[str]:
     """Write how many of the checks passed, then a line for each."""
-    words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not asked")
-    past = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")
+    words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not run")
+    past = dict(passed="passed", failed="failed", reported="reported", unasked="not run")
     outcomes = {check: _outcome(result) for check, result in results.items()}
     counts = [f"{[*outcomes.values()].count(key)} {word}" for key, word in past.items() if key in outcomes.values()]
     lines = [f"{label}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
