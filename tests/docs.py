@@ -29,6 +29,7 @@ GIVEN = "the same command as the one on a file below it, and a longer one"
 GPU_NEEDED = "needs a GPU; make test-record rehearses it"
 SKIPPED = {  # a command, or a part of a python block -> why it does not run here
     "make figures": "nightly.yml",
+    "make figure4": "nightly.yml makes every figure",
     "make test": "make test",
     "make lab": "make test-browser",
     "fa-lib check kernel examples/triton_attention.py:attention --gpu H100 --quick": LONG_GPU,
