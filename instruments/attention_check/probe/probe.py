@@ -71,8 +71,8 @@ class Probe(TorchFunctionMode):
     change its bits). On leaving, a warning of one line says what was not compared, how often, why, and what to do.
 
     Args:
-        names: kernels beside the one that ran, for `kernels.get`. "as_shipped" is what a flash kernel with FP32 sums
-            makes of the same inputs.
+        names: kernels to compare with the one that ran, for `kernels.get`. "as_shipped" is what a flash kernel with
+            FP32 sums makes of the same inputs.
         every: one step of a model in so many is compared, with all of its calls.
         queries: rows of Q compared for each head of a call, spread evenly over the sequence and over up to
             sqrt(queries) entries of the batch; None is all. Kernels emulated here and the golden value compute no

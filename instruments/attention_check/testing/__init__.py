@@ -42,7 +42,7 @@ def assert_attention_close(
     Args:
         o: (batch, heads, n_q, d_v), the kernel's output. q: (batch, heads, n_q, head_dim). k: (batch, kv_heads, n_kv,
             head_dim). v: (batch, kv_heads, n_kv, d_v). Any number of leading dimensions.
-        precision: what the kernel declares: a Precision; or the format (a name, a dtype) of a kernel that carries its
+        precision: what the kernel declares: a Precision; or the format (a name, a dtype) of a kernel that keeps its
             sums in FP32, for `Precision.kernel`.
         tiles: how many tiles the keys are cut into; None: tiles of 64 keys. It counts where less than FP32 is declared
             for the sums.
