@@ -265,16 +265,6 @@ def of_an_fp32_o_in_delta():
     return [f"{len(times)}", f"{np.median(times):.2f}", f"{max(times):.2f}"]
 
 
-def main():
-    for path in pages():
-        with replacing(path) as to:
-            to.write_text(with_numbers(path.read_text()))
-
-
-if __name__ == "__main__":
-    main()
-
-
 @number
 def of_spikes():
     """Seeds in which Flash and Baseline spike, of how many; with sums of 3 bits; Baseline's spikes that exact attention
@@ -285,3 +275,13 @@ def of_spikes():
     numbers = [spiked.loc["flash", "count"], spiked.loc["baseline", "count"], spiked.loc["flash", "of"]]
     numbers += [spiked.loc["sums_3", "count"], averted.loc["exact", "count"], averted.loc["exact", "of"]]
     return [f"{x}" for x in (*numbers, spike_record.SEEDS)]
+
+
+def main():
+    for path in pages():
+        with replacing(path) as to:
+            to.write_text(with_numbers(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()
