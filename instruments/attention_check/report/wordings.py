@@ -599,7 +599,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "on_gpu": Wording(sentence=_on_gpu),
     # errors
     "growth": Wording(
-        "With N, its largest error goes from {from_times} × Baseline's at N = {from_n:,} to that at N = {n:,} "
+        "Its largest error is {from_times} × Baseline's at N = {from_n:,}, and at N = {n:,} "
         "({distribution} inputs, {fmt}, {queries_words})", "{times}",
     ),
     "error": Wording("Its largest error {breaks} the rule ({setting})", **RULE),
