@@ -138,9 +138,7 @@ class Kernel:
             )
         return self._data[name]
 
-    def __call__(
-        self, grid: Iterable[int], block: Iterable[int], shared: int, *arguments: Any, **options: Any
-    ) -> Done:
+    def __call__(self, grid: Iterable[int], block: Iterable[int], shared: int, *arguments: Any, **options: Any) -> Done:
         """Run the kernel. Tensors are read and written in place.
 
         Args:

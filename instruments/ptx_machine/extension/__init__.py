@@ -35,8 +35,10 @@ def torch_extensions(gpu: str | GPU) -> Iterator[None]:
     """
     gpu = GPU.of(gpu)
 
-    def load(name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths,
-             build_directory, verbose, with_cuda, with_sycl, is_python_module, is_standalone, *more, **options):  # fmt: skip
+    def load(
+        name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths,
+        build_directory, verbose, with_cuda, with_sycl, is_python_module, *more, **options,
+    ):  # fmt: skip
         files = [Path(source).resolve() for source in ([sources] if isinstance(sources, str) else sources)]
         include = [Path(path).resolve() for path in extra_include_paths or ()]
         extension = Sources(name, files, extra_cflags or (), extra_cuda_cflags or (), extra_ldflags or (), include)

@@ -74,7 +74,17 @@ def compiled(sources: Sources, capability: int) -> Path:
         commands = [(_command(sources, sources.files[at], objects[at], capability), objects[at]) for at in stale]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             done = pool.map(lambda each: _compile(sources.name, *each), commands)
-            [*tqdm(done, f"compiling {sources.name}", len(commands), unit="file", delay=DELAY_S, leave=False, disable=None)]
+            [
+                *tqdm(
+                    done,
+                    f"compiling {sources.name}",
+                    len(commands),
+                    unit="file",
+                    delay=DELAY_S,
+                    leave=False,
+                    disable=None,
+                )
+            ]
         _link(sources, [*objects, _runtime()], library)
     return library
 

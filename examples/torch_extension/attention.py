@@ -1,6 +1,6 @@
 """Flash attention in CUDA C++, as a torch extension: judge it without a GPU by
 
-    fa-lib check kernel examples/cuda_attention/attention.py:attention --gpu A100 --quick
+fa-lib check kernel examples/torch_extension/attention.py:attention --gpu A100 --quick
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch.utils.cpp_extension import load_inline
 
 SOURCE = (Path(__file__).parent / "flash.cu").read_text()
 extension = load_inline(
-    name="cuda_attention",
+    name="flash_example",
     cpp_sources="torch::Tensor forward(torch::Tensor q, torch::Tensor k, torch::Tensor v, bool causal, double scale);",
     cuda_sources=SOURCE,
     functions=["forward"],
@@ -18,6 +18,6 @@ extension = load_inline(
 
 
 def attention(q, k, v, *, causal=False, scale=None):
-    """q: (batch, heads, n_q, head_dim); k, v: (batch, heads, n_kv, head_dim); FP32, FP16 or BF16, head_dim 32, 64 or 128."""
+    """(batch, heads, n, head_dim), in FP32, FP16 or BF16, of head_dim 32, 64 or 128; no gradients."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return extension.forward(q.contiguous(), k.contiguous(), v.contiguous(), causal, scale)
