@@ -74,17 +74,9 @@ def compiled(sources: Sources, capability: int) -> Path:
         commands = [(_command(sources, sources.files[at], objects[at], capability), objects[at]) for at in stale]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             done = pool.map(lambda each: _compile(sources.name, *each), commands)
-            [
-                *tqdm(
-                    done,
-                    f"compiling {sources.name}",
-                    len(commands),
-                    unit="file",
-                    delay=DELAY_S,
-                    leave=False,
-                    disable=None,
-                )
-            ]
+            title = f"compiling {sources.name}"
+            for _ in tqdm(done, title, len(commands), unit="file", delay=DELAY_S, leave=False, disable=None):
+                pass
         _link(sources, [*objects, _runtime()], library)
     return library
 

@@ -72,7 +72,7 @@ def given_tensors(fn: Callable) -> Callable:
 
 
 def _dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Do an operation of C++ on the CPU. Its result is on the GPU if an operand, or the device that is asked for, is."""
+    """Do an operation of C++ on the CPU. Its result is on the GPU if an operand is, or the device asked for."""
     if func is torch.ops.prim.device.default:
         return DEVICE
     on_gpu = False

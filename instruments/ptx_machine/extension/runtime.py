@@ -39,9 +39,11 @@ class Unlaunched(Fault):
 class _Answers(ctypes.Structure):
     """runtime.c's structure of the same name."""
 
-    _fields_ = [("launch", LAUNCH), ("allocate", ALLOCATE), ("release", RELEASE), ("variable", VARIABLE),
-                ("occupancy", OCCUPANCY), ("most_shared", ctypes.c_int), ("processors", ctypes.c_int), ("capability", ctypes.c_int),
-                ("name", ctypes.c_char_p)]  # fmt: skip
+    _fields_ = [
+        ("launch", LAUNCH), ("allocate", ALLOCATE), ("release", RELEASE), ("variable", VARIABLE),
+        ("occupancy", OCCUPANCY), ("most_shared", ctypes.c_int), ("processors", ctypes.c_int),
+        ("capability", ctypes.c_int), ("name", ctypes.c_char_p),
+    ]  # fmt: skip
 
 
 _BLOCKS: dict[int, np.ndarray] = {}  # address -> bytes, of cudaMalloc in all extensions
