@@ -61,8 +61,8 @@ def test_a_read_out_of_bounds_names_the_line(extension):
 
 @pytest.mark.parametrize(
     ("threads", "bytes_", "why"),
-    [(100, 50_000, "asks for 50,000 bytes of shared memory; it may have 49,152 without cudaFuncSetAttribute"),
-     (2000, 8000, r"block: got \(2000, 1, 1\)")],
+    [(100, 50_000, "in_shared asks for 50,000 bytes of shared memory; it may have 49,152 without cudaFuncSetAttribute"),
+     (2000, 8000, r"in_shared: block: got \(2000, 1, 1\)")],
 )  # fmt: skip
 def test_a_launch_that_a_gpu_refuses_fails(extension, threads, bytes_, why):
     with pytest.raises(Unlaunched, match=f"did not look.*{why}"):
@@ -86,7 +86,7 @@ def test_memory_that_nobody_wrote_is_no_output(extension):
 def test_what_is_not_modelled_is_named_when_it_is_loaded():
     cpp = 'extern "C" int cublasSgemm_v2(); int f() { return cublasSgemm_v2(); }'
     with torch_extensions("A100"), pytest.raises(RuntimeError, match="calls cublasSgemm_v2, which are not modelled"):
-        load_inline("of_cublas", [cpp], cuda_sources=["int nothing;"], functions=["f"], no_implicit_headers=True)
+        load_inline("of_cublas", [cpp], functions=["f"])
 
 
 def test_what_does_not_compile_says_where():

@@ -1,6 +1,7 @@
 """CUDA's runtime as one extension sees it: runtime.c, which is linked into it, asks here for launches and memory."""
 
 import ctypes
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -127,11 +128,11 @@ class Runtime:
         """Launch a kernel. Return a cudaError_t: no exception passes through C."""
         try:
             kernel = self.images[image].kernel(name.decode())
-            grid, block = sizes[:3], sizes[3:6]
+            grid, block = (*sizes[:3],), (*sizes[3:6],)
             if kernel.static + shared > limit:
                 more = " without cudaFuncSetAttribute" if limit == STATIC else ""
                 self._refused = (
-                    f"{kernel.entry.name} asks for {kernel.static + shared:,} bytes of shared memory; it may have "
+                    f"{_readable(name)} asks for {kernel.static + shared:,} bytes of shared memory; it may have "
                     f"{limit:,}{more}"
                 )
                 return INVALID_VALUE
@@ -144,7 +145,7 @@ class Runtime:
             kernel.launch(grid, block, shared, data, [*spans(), *allocated], unwritten=UNWRITTEN.get())
             return SUCCESS
         except Refused as error:
-            self._refused = f"{name.decode()}: {error}"
+            self._refused = f"{_readable(name)}: {error}"
             return INVALID_CONFIGURATION
         except BaseException as error:
             self._failed = self._failed or error
@@ -172,6 +173,12 @@ def _allocate(size: int) -> int:
 
 def _release(address: int) -> int:
     return int(_BLOCKS.pop(address, None) is not None)
+
+
+def _readable(name: bytes) -> str:
+    """Return the name that a kernel has in its source."""
+    command = ["c++filt", "-p", name.decode()]  # of binutils, which comes with g++
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def ptx_of(address: int) -> str:
