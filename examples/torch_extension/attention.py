@@ -1,23 +1,20 @@
-"""Flash attention in CUDA C++, as a torch extension: judge it without a GPU by
+"""Flash attention in CUDA C++, as a torch extension. Judge it without a GPU by
 
 fa-lib check kernel examples/torch_extension/attention.py:attention --gpu A100 --quick
 """
 
 from pathlib import Path
 
-from torch.utils.cpp_extension import load_inline
+from torch import Tensor
+from torch.utils.cpp_extension import load
 
-SOURCE = (Path(__file__).parent / "flash.cu").read_text()
-extension = load_inline(
-    name="flash_example",
-    cpp_sources="torch::Tensor forward(torch::Tensor q, torch::Tensor k, torch::Tensor v, bool causal, double scale);",
-    cuda_sources=SOURCE,
-    functions=["forward"],
-    extra_cuda_cflags=["-O3"],
-)
+HERE = Path(__file__).resolve().parent
+extension = load("flash_example", [str(HERE / "main.cpp"), str(HERE / "flash.cu")], extra_cuda_cflags=["-O3"])
 
 
-def attention(q, k, v, *, causal=False, scale=None):
-    """(batch, heads, n, head_dim), in FP32, FP16 or BF16, of head_dim 32, 64 or 128; no gradients."""
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
+    """(batch, heads, n, head_dim), in FP16 or BF16, of head_dim 32, 64 or 128; no gradients."""
+    if q.dtype != k.dtype or q.shape[1] != k.shape[1] or k.shape != v.shape:
+        raise NotImplementedError("this kernel takes one dtype, as many heads of K as of Q, and V of K's shape")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return extension.forward(q.contiguous(), k.contiguous(), v.contiguous(), causal, scale)

@@ -1,13 +1,12 @@
-// Flash attention: a thread has one query, and walks over the keys in tiles with an online softmax in FP32.
-#include <ATen/Dispatch.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
+// Flash attention: a thread has one query, and walks over the keys in tiles, with an online softmax in FP32.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
-constexpr int TILE = 32;  // keys in shared memory at a time, and queries of a block
+constexpr int TILE = 32;  // queries of a block, and keys in shared memory at a time
 
 template <typename T, int D>
-__global__ void flash(const T* q, const T* k, const T* v, T* o, int n_q, int n_kv, bool causal, float scale) {
-  __shared__ float keys[TILE][D], values[TILE][D];
+__global__ void forward(const T* q, const T* k, const T* v, T* o, int n_q, int n_kv, bool causal, float scale) {
+  __shared__ T keys[TILE][D], values[TILE][D];
   const size_t head = blockIdx.y;
   const int row = blockIdx.x * TILE + threadIdx.x, last = causal ? row + n_kv - n_q : n_kv - 1;
   q += (head * n_q + row) * D, o += (head * n_q + row) * D, k += head * n_kv * D, v += head * n_kv * D;
@@ -20,40 +19,31 @@ __global__ void flash(const T* q, const T* k, const T* v, T* o, int n_q, int n_k
     __syncthreads();
     for (int j = 0; j < count && first + j <= last; j++) {
       float score = 0;
-      for (int d = 0; d < D; d++) score += query[d] * keys[j][d];
+      for (int d = 0; d < D; d++) score += query[d] * float(keys[j][d]);
       const float before = m;
       m = fmaxf(m, score);
       const float old = __expf(before - m), p = __expf(score - m);
       l = l * old + p;
-      for (int d = 0; d < D; d++) sum[d] = sum[d] * old + p * values[j][d];
+      for (int d = 0; d < D; d++) sum[d] = sum[d] * old + p * float(values[j][d]);
     }
     __syncthreads();
   }
   if (row < n_q)
-    for (int d = 0; d < D; d++) o[d] = l > 0 ? sum[d] / l : 0;  // a row that sees no key is 0
+    for (int d = 0; d < D; d++) o[d] = T(l > 0 ? sum[d] / l : 0.0f);  // a row that sees no key is 0
 }
 
 template <typename T, int D>
-void launch(torch::Tensor q, torch::Tensor k, torch::Tensor v, torch::Tensor o, bool causal, float scale) {
-  const dim3 grid((q.size(2) + TILE - 1) / TILE, q.size(0) * q.size(1));
-  flash<T, D><<<grid, TILE, 0, c10::cuda::getCurrentCUDAStream()>>>(
-      q.data_ptr<T>(), k.data_ptr<T>(), v.data_ptr<T>(), o.data_ptr<T>(), q.size(2), k.size(2), causal, scale);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+void launch(const void* q, const void* k, const void* v, void* o, int heads, int n_q, int n_kv, bool causal, float scale) {
+  forward<T, D><<<dim3((n_q + TILE - 1) / TILE, heads), TILE>>>((const T*)q, (const T*)k, (const T*)v, (T*)o, n_q, n_kv,
+                                                                causal, scale);
 }
 
-torch::Tensor forward(torch::Tensor q, torch::Tensor k, torch::Tensor v, bool causal, double scale) {
-  TORCH_CHECK(q.is_cuda() && k.is_cuda() && v.is_cuda(), "q, k and v must be on a GPU");
-  TORCH_CHECK_NOT_IMPLEMENTED(k.sizes() == v.sizes() && q.size(1) == k.size(1), "q, k and v must have as many heads");
-  auto o = torch::empty_like(q);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q.scalar_type(), "forward", [&] {
-    if constexpr (!std::is_same_v<scalar_t, double>) {
-      switch (q.size(3)) {
-        case 32: return launch<scalar_t, 32>(q, k, v, o, causal, scale);
-        case 64: return launch<scalar_t, 64>(q, k, v, o, causal, scale);
-        case 128: return launch<scalar_t, 128>(q, k, v, o, causal, scale);
-      }
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "head_dim must be 32, 64 or 128, and the dtype FP32, FP16 or BF16");
-  });
-  return o;
+bool flash(bool half, const void* q, const void* k, const void* v, void* o, int heads, int n_q, int n_kv, int head_dim,
+           bool causal, float scale) {
+  const auto with = [&](auto fp16, auto bf16) { (half ? fp16 : bf16)(q, k, v, o, heads, n_q, n_kv, causal, scale); };
+  if (head_dim == 32) with(launch<__half, 32>, launch<__nv_bfloat16, 32>);
+  else if (head_dim == 64) with(launch<__half, 64>, launch<__nv_bfloat16, 64>);
+  else if (head_dim == 128) with(launch<__half, 128>, launch<__nv_bfloat16, 128>);
+  else return false;
+  return true;
 }

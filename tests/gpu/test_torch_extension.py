@@ -7,12 +7,14 @@ import torch
 from torch.utils.cpp_extension import load, load_inline
 
 from attention_check.gpu import on
+from attention_check.gpu.blame import blame
 from ptx_machine import GPU, Fault, Kernel, compile_cuda, torch_extensions
 from ptx_machine.extension.runtime import Unlaunched
 from ptx_machine.fake_cuda import fake_cuda
 from ptx_machine.memory import Unwritten
 
-HERE = Path(__file__).parent / "extension"
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "tests" / "gpu" / "extension"
 X = torch.linspace(-3, 3, 100)
 
 
@@ -92,3 +94,39 @@ def test_what_is_not_modelled_is_named_when_it_is_loaded():
 def test_what_does_not_compile_says_where():
     with torch_extensions("A100"), pytest.raises(RuntimeError, match=r"(?s)'broken'.*main\.cpp.*error"):
         load_inline("broken", ["int f() { return x; }"], functions=["f"])
+
+
+@pytest.fixture(scope="module")
+def attention():
+    return on.kernel("examples.torch_extension.attention:attention", "A100")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_example_computes_attention(attention, causal, dtype):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 64, generator=draw).to(dtype) for n in (50, 70, 70))
+    seen = torch.ones(50, 70, dtype=torch.bool).tril(20 if causal else 70)
+    exact = ((q.double() @ k.double().mT) / 8).masked_fill(~seen, -torch.inf).softmax(-1) @ v.double()
+    torch.testing.assert_close(
+        attention(q, k, v, causal=causal).double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-4
+    )
+
+
+def test_what_the_example_has_no_kernel_for_is_refused(attention):
+    with pytest.raises(NotImplementedError, match="head_dim must be 32, 64 or 128"):
+        attention(*torch.zeros(3, 1, 1, 8, 48, dtype=torch.float16))
+
+
+def test_blame_names_the_line_of_a_sum_in_fp16(tmp_path, attention):
+    """The example with its sum of P V kept in FP16."""
+    for name in ("main.cpp", "flash.cu", "attention.py"):
+        text = (ROOT / "examples" / "torch_extension" / name).read_text().replace("flash_example", "flash_fp16")
+        (tmp_path / name).write_text(text.replace("sum[D] = {}, m = -INFINITY", "m = -INFINITY").replace(
+            "l = 0;\n  for (int d", "l = 0;\n  __half sum[D] = {};\n  for (int d").replace(
+            "sum[d] = sum[d] * old", "sum[d] = float(sum[d]) * old").replace("sum[d] / l", "float(sum[d]) / l"))  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 200, 32, generator=draw).to(torch.float16) for _ in range(3))
+    found = blame(f"{tmp_path}/attention.py:attention", q[:, :, :32], k, v, gpu="A100")
+    first = found.table.iloc[0]
+    assert "sum[d] = float(sum[d]) * old" in first.text and first.share > 0.5
