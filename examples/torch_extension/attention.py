@@ -9,7 +9,11 @@ from torch import Tensor
 from torch.utils.cpp_extension import load
 
 HERE = Path(__file__).resolve().parent
-extension = load("flash_example", [str(HERE / "main.cpp"), str(HERE / "flash.cu")], extra_cuda_cflags=["-O3"])
+extension = load(
+    "flash_example",
+    [str(HERE / "main.cpp"), str(HERE / "flash.cu")],
+    extra_cuda_cflags=["-O3", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"],
+)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
