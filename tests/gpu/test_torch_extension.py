@@ -118,15 +118,21 @@ def test_what_the_example_has_no_kernel_for_is_refused(attention):
         attention(*torch.zeros(3, 1, 1, 8, 48, dtype=torch.float16))
 
 
-def test_blame_names_the_line_of_a_sum_in_fp16(tmp_path, attention):
-    """The example with its sum of P V kept in FP16."""
+FP16_SUM = [  # what is replaced in the example, so that it keeps its sum of P V in FP16
+    ("flash_example", "flash_fp16"),
+    ("sum[D] = {}, m = -INFINITY, l = 0;", "m = -INFINITY, l = 0;\n  __half sum[D] = {};"),
+    ("sum[d] * old", "float(sum[d]) * old"),
+    ("sum[d] / l", "float(sum[d]) / l"),
+]
+
+
+def test_blame_names_the_line_of_a_sum_in_fp16(tmp_path):
     for name in ("main.cpp", "flash.cu", "attention.py"):
-        text = (ROOT / "examples" / "torch_extension" / name).read_text().replace("flash_example", "flash_fp16")
-        (tmp_path / name).write_text(text.replace("sum[D] = {}, m = -INFINITY", "m = -INFINITY").replace(
-            "l = 0;\n  for (int d", "l = 0;\n  __half sum[D] = {};\n  for (int d").replace(
-            "sum[d] = sum[d] * old", "sum[d] = float(sum[d]) * old").replace("sum[d] / l", "float(sum[d]) / l"))  # fmt: skip
+        text = (ROOT / "examples" / "torch_extension" / name).read_text()
+        for old, new in FP16_SUM:
+            text = text.replace(old, new)
+        (tmp_path / name).write_text(text)
     draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 1, 200, 32, generator=draw).to(torch.float16) for _ in range(3))
-    found = blame(f"{tmp_path}/attention.py:attention", q[:, :, :32], k, v, gpu="A100")
-    first = found.table.iloc[0]
+    q, k, v = (torch.randn(1, 1, n, 32, generator=draw).to(torch.float16) for n in (32, 200, 200))
+    first = blame(f"{tmp_path}/attention.py:attention", q, k, v, gpu="A100").table.iloc[0]
     assert "sum[d] = float(sum[d]) * old" in first.text and first.share > 0.5

@@ -188,7 +188,8 @@ def _make(command: list, target: Path) -> None:
     part = target.with_name(f"{os.getpid()}.{target.name}")
     process = subprocess.run([*map(str, command), "-o", str(part)], capture_output=True, text=True)
     if process.returncode:
-        lines = [line for line in process.stderr.splitlines() if "error" in line] or process.stderr.splitlines()
+        words = process.stderr.splitlines()
+        lines = [*dict.fromkeys(line for line in words if "error" in line)] or words
         raise RuntimeError("\n".join([f"{Path(command[0]).name} fails:", *lines[:MOST_LINES]]))
     part.replace(target)
 
