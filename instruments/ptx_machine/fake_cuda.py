@@ -19,6 +19,7 @@ from ptx_machine.device import GPU
 from ptx_machine.memory import NANS
 
 FAKED_GPU: ContextVar[GPU | None] = ContextVar("fake_cuda", default=None)  # the GPU inside `fake_cuda`
+UNWRITTEN: ContextVar[int] = ContextVar("unwritten", default=NANS)  # of the bytes that nobody has written
 DEVICE = torch.device("cuda", 0)
 ANSWERS = {  # of tensors; their getters are no functions that torch lists
     Tensor.is_cuda.__get__: lambda x: True,  # pyright: ignore[reportAttributeAccessIssue]
@@ -30,22 +31,28 @@ EMPTY = {  # functions whose result is memory that nobody has written
     torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty,
     Tensor.new_empty_strided,
 }  # fmt: skip
+EMPTY_OPERATORS = {  # the same, as C++ asks for them
+    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted,
+    torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided,
+}  # fmt: skip
 
 
 class FakeCudaMode(TorchFunctionMode):
-    """Answers torch's functions as if tensors were on a GPU. unwritten: the value of bytes that nobody has written."""
-
-    def __init__(self, unwritten: int):
-        super().__init__()
-        self.unwritten = unwritten
+    """Answers torch's functions as if tensors were on a GPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in ANSWERS:
             return ANSWERS[func](*args, **kwargs or {})
         result = func(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
-        if func in EMPTY and result.device.type == "cpu" and result.dtype != torch.bool:  # True has one pattern of bits
-            torch.empty(0, dtype=torch.uint8).set_(result.untyped_storage()).fill_(self.unwritten)
+        if func in EMPTY and result.device.type == "cpu":
+            leave_unwritten(result, UNWRITTEN.get())
         return result
+
+
+def leave_unwritten(x: Tensor, value: int) -> None:
+    """Fill the bytes of a new tensor with the value that stands for unwritten memory."""
+    if x.dtype != torch.bool:  # True has one pattern of bits
+        torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).fill_(value)
 
 
 def _on_cpu(value: Any) -> Any:
@@ -73,9 +80,10 @@ def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
         device=lambda device: nullcontext(), device_of=lambda tensor: nullcontext(),
         current_stream=lambda device=None: SimpleNamespace(cuda_stream=0),
     )  # fmt: skip
-    token = FAKED_GPU.set(gpu)
+    token, bytes_token = FAKED_GPU.set(gpu), UNWRITTEN.set(unwritten)
     try:
-        with mock.patch.multiple(torch.cuda, **substitutes), FakeCudaMode(unwritten):
+        with mock.patch.multiple(torch.cuda, **substitutes), FakeCudaMode():
             yield
     finally:
         FAKED_GPU.reset(token)
+        UNWRITTEN.reset(bytes_token)

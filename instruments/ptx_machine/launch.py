@@ -38,6 +38,10 @@ OBSERVER: ContextVar[Callable[[Code, Addresses, GPU], Code] | None] = ContextVar
 # of every launch: it gives the code that runs instead, in numpy, block after block
 
 
+class Refused(ValueError):
+    """No GPU launches a kernel with such sizes."""
+
+
 @dataclass
 class Done:
     """Counts of a launch: the instructions that its warps executed, and the blocks that ran."""
@@ -64,13 +68,14 @@ class Kernel:
     Attributes:
         text: the PTX.
         entry: name, parameters and instructions of the kernel, as they are in the text.
+        static: bytes of shared memory that its own variables have.
         ordered: whether the order of its blocks matters, because it has atomic operations on memory that they share.
     """
 
     @_uncollected()
     def __init__(
         self, ptx: str, entry: str | None = None, *, gpu: str | GPU | None = None, compiled: bool = True,
-        races: bool = False,
+        races: bool = False, variables: dict[str, np.ndarray] | None = None,
     ):  # fmt: skip
         """
         Args:
@@ -80,6 +85,8 @@ class Kernel:
             compiled: whether compiled code runs the kernel; else numpy does everything, as the specification says.
             races: whether a race is a Fault: two accesses of shared memory by different warps that no barrier puts in
                 order, one of them a write. numpy does everything then.
+            variables: name -> bytes, uint8, of variables in global or constant memory that this kernel shares with
+                others of its text; those that are not there are added. None: they are this kernel's own.
 
         Raises:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
@@ -91,17 +98,20 @@ class Kernel:
             got = "a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05)"
             raise ValueError(f"races: got {got}; accepted are others")
         self._variables = [each for each in self.entry.variables if each.space in ("global", "const")]
-        self._data = {each.name: np.zeros(max(each.size or 0, 1), np.uint8) for each in self._variables}
+        self._data = variables if variables is not None else {}
         for variable in self._variables:
-            if variable.data:
-                self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
-        self._spans = [Span(data.ctypes.data, data, name) for name, data in self._data.items()]
+            if variable.name not in self._data:
+                self._data[variable.name] = np.zeros(max(variable.size or 0, 1), np.uint8)
+                if variable.data:
+                    self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
+        own = [each.name for each in self._variables]
+        self._spans = [Span(self._data[name].ctypes.data, self._data[name], name) for name in own]
         self.races, self._compiled, self._machines = races, compiled and not races, {}
         self.code, _, self.native = self._machine(self.gpu)
-        static = sum(each.size or 0 for each in self.entry.variables if each.space == "shared")
-        if static > STATIC:
+        self.static = sum(each.size or 0 for each in self.entry.variables if each.space == "shared")
+        if self.static > STATIC:
             raise ValueError(
-                f"{self.entry.name}: got {static:,} bytes of static shared memory; accepted are {STATIC:,}"
+                f"{self.entry.name}: got {self.static:,} bytes of static shared memory; accepted are {STATIC:,}"
             )
         self.ordered = any(
             each.name in ("atom", "red") and "shared" not in each.words for each in self.code.instructions
@@ -128,16 +138,7 @@ class Kernel:
             )
         return self._data[name]
 
-    def __call__(
-        self,
-        grid: Iterable[int],
-        block: Iterable[int],
-        shared: int,
-        *arguments: Any,
-        blocks: Iterable[Size] | None = None,
-        unwritten: int | None = None,
-        threads: int | None = None,
-    ) -> Done:
+    def __call__(self, grid: Iterable[int], block: Iterable[int], shared: int, *arguments: Any, **options: Any) -> Done:
         """Run the kernel. Tensors are read and written in place.
 
         Args:
@@ -145,13 +146,39 @@ class Kernel:
             shared: bytes of dynamic shared memory of a block.
             arguments: one for each parameter: tensors of any shape on the CPU, also where they pretend to be on a GPU,
                 None (no pointer), numbers, Structures.
+            options: of `launch`.
+
+        Raises:
+            ValueError: an argument does not fit, or no GPU of this kind launches it.
+            Fault: the kernel does what it may not.
+        """
+        return self.launch(grid, block, shared, *self._parameters(arguments), **options)
+
+    def launch(
+        self,
+        grid: Iterable[int],
+        block: Iterable[int],
+        shared: int,
+        parameters: np.ndarray,
+        spans: Iterable[Span],
+        *,
+        blocks: Iterable[Size] | None = None,
+        unwritten: int | None = None,
+        threads: int | None = None,
+    ) -> Done:
+        """Run the kernel with the bytes of its parameters.
+
+        Args:
+            grid, block, shared: as of a call.
+            parameters: uint8 (size,), the bytes of all parameters.
+            spans: the memory that the kernel may access.
             blocks: the blocks of the grid to run, in this order; None: all, x fastest.
             unwritten: the value of bytes of shared memory before they are written; None: reading them is a Fault.
             threads: number of threads of this process, each of which runs a block; None: as many as torch has. A
                 kernel that is `ordered` runs in one thread.
 
         Raises:
-            ValueError: an argument does not fit, or no GPU of this kind launches it.
+            ValueError: no GPU of this kind launches it.
             Fault: the kernel does what it may not.
         """
         gpu = FAKED_GPU.get() or self.gpu
@@ -159,7 +186,6 @@ class Kernel:
             raise ValueError(f"gpu: got a kernel for {self.gpu.name} on {gpu.name}; accepted is Kernel without a gpu")
         code, names, native = self._machine(gpu)
         grid, size, room = self._sizes(grid, block, shared, code.dynamic, gpu)
-        parameters, spans = self._parameters(arguments)
         outer, constants = Global([*spans, *self._spans]), Global(self._spans)
 
         observer = OBSERVER.get()
@@ -193,16 +219,16 @@ class Kernel:
         """Return the sizes of a launch, and the bytes of a block's shared memory.
 
         Raises:
-            ValueError: a GPU refuses them.
+            Refused: a GPU does not take them.
         """
         grid, size = three(grid, "grid", GRID), three(block, "block", BLOCK)
         threads = min(int(np.prod(self.entry.most)), THREADS) if self.entry.most else THREADS
         if np.prod(size) > threads:
-            raise ValueError(f"block: got {size}, {np.prod(size):,} threads; accepted are up to {threads:,}")
+            raise Refused(f"block: got {size}, {np.prod(size):,} threads; accepted are up to {threads:,}")
         most = gpu.shared_bytes - static
         if not isinstance(dynamic, (int, np.integer)) or not 0 <= dynamic <= most:
             accepted = f"0 to {most:,} bytes on {gpu.name}, where a block has {gpu.shared_bytes:,}"
-            raise ValueError(f"shared: got {dynamic!r}; accepted are {accepted}")
+            raise Refused(f"shared: got {dynamic!r}; accepted are {accepted}")
         return grid, size, static + int(dynamic)
 
     def _parameters(self, arguments: tuple) -> tuple[np.ndarray, list[Span]]:
@@ -252,12 +278,12 @@ def three(sizes: Iterable[int], name: str, most: Size = GRID) -> Size:
     """Return sizes in x, y, z; missing ones are 1.
 
     Raises:
-        ValueError: they are no one to three whole numbers from 1 to those of `most`.
+        Refused: they are no one to three whole numbers from 1 to those of `most`.
     """
     got = (*sizes,) if isinstance(sizes, Iterable) else (sizes,)
     fit = 0 < len(got) <= 3 and all(isinstance(n, Integral) and 1 <= n <= limit for n, limit in zip(got, most))
     if not fit or isinstance(sizes, str) or not isinstance(sizes, Iterable):
         limits = ", ".join(f"{limit:,}" for limit in most)
-        raise ValueError(f"{name}: got {sizes!r}; accepted are one to three whole numbers from 1, up to {limits}")
+        raise Refused(f"{name}: got {sizes!r}; accepted are one to three whole numbers from 1, up to {limits}")
     x, y, z = (*map(int, got), 1, 1)[:3]
     return x, y, z

@@ -10,6 +10,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 LOC = re.compile(r"^(\s*\.loc[^/\n]*)//(.*@\[.*)$", re.MULTILINE)  # Triton names the calls around a line in a comment
 CALL = re.compile(r"@\[ ([^\s:]+):(\d+):\d+")
 INLINED = "inlined"
+FLOATS = ("0f", "0F", "0d", "0D")  # before the bits of a float
 TOKEN = re.compile(
     r'"[^"\n]*"'
     r"|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*|\d+U?"  # numbers
@@ -96,11 +97,11 @@ class Tokens:
         return count
 
     def number(self) -> int:
-        """Read a whole number."""
+        """Read a whole number, or the bits of a float (0f3F800000)."""
         sign = -1 if self.next == "-" and self.take() else 1
         word = self.take()
         try:
-            return sign * int(word.rstrip("U"), 0)
+            return int(word[2:], 16) if word[:2] in FLOATS else sign * int(word.rstrip("U"), 0)
         except ValueError:
             self.at -= 1
             self.refuse("a whole number")

@@ -19,6 +19,7 @@ from attention_check.gpu.flash_attn import Options, backward, forward
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine.device import GPU
+from ptx_machine.extension import torch_extensions
 from ptx_machine.fake_cuda import fake_cuda
 from ptx_machine.memory import NANS, Unwritten
 from ptx_machine.sources import FLASH_ATTN
@@ -37,9 +38,9 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
     """Return a kernel that runs on CPU tensors in a GPU's arithmetic.
 
     Args:
-        kernel: FA2, for FlashAttention-2's; or a function that launches Triton kernels, or CUDA kernels as
-            `ptx_machine.Kernel`, or its KernelRef or the text of that; or one with a parameter `gpu`, which gives it to
-            its `Kernel`s.
+        kernel: FA2, for FlashAttention-2's; or a function that launches Triton kernels, or CUDA kernels of
+            `ptx_machine.Kernel` or of torch's extensions, or its KernelRef or the text of that; or one with a parameter
+            `gpu`, which gives it to its `Kernel`s.
         gpu: a GPU, or its name.
 
     Returns:
@@ -55,7 +56,8 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
     if kernel == FA2:
         return flash_attention_2(gpu)
     try:
-        fn = kernels.get(kernel)
+        with torch_extensions(gpu):
+            fn = kernels.get(kernel)
     except ValueError as error:
         if find_spec("triton") is None:  # a module of Triton kernels imports it
             raise ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux") from error
@@ -80,7 +82,8 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
 @contextmanager
 def _believing(gpu: GPU, unwritten: int) -> Iterator[None]:
     """Run what is inside as on a GPU. unwritten: the value of the bytes of torch.empty."""
-    with fake_cuda(gpu, unwritten), triton(gpu) if find_spec("triton") is not None else nullcontext():
+    launches = triton(gpu) if find_spec("triton") is not None else nullcontext()
+    with fake_cuda(gpu, unwritten), torch_extensions(gpu), launches:
         yield
 
 

@@ -1,0 +1,208 @@
+"""Extensions of C++ and CUDA C++ into libraries, by g++ and by nvcc from its package. What is compiled is kept."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch.utils import cpp_extension
+from tqdm import tqdm
+
+from ptx_machine.folders import build
+from ptx_machine.nvcc import toolkit, version
+
+HERE = Path(__file__).resolve().parent
+HOST = ("-fPIC", "-w", "-O0", "-g0", "-DTORCH_API_INCLUDE_EXTENSION_H")  # the host's code launches, and computes little
+STANDARD = "-std=c++20"  # torch's headers need it
+DEVICE_FLAGS = ("-gencode", "-arch", "--generate-code", "--threads", "-t", "-G", "--gpu-architecture")  # not the user's
+NOT_MODELLED = re.compile(r"(__)?cu(da|blas|rand|dnn|solver|sparse|fft|Launch|Mem|Module|Ctx|Device|Func|Init|Get)\w*")
+DELAY_S, MOST_LINES = 2, 20  # before progress is shown; of a compiler's words in an error
+
+
+@dataclass(frozen=True)
+class Sources:
+    """An extension as its build says it.
+
+    Attributes:
+        name: of the module that Python imports; of a setup.py with its packages.
+        files: paths of .cpp and .cu files.
+        cxx, nvcc: flags of g++ and of nvcc. link: of the linker.
+        include: folders.
+    """
+
+    name: str
+    files: Sequence[Path]
+    cxx: Sequence[str] = ()
+    nvcc: Sequence[str] = ()
+    link: Sequence[str] = ()
+    include: Sequence[Path] = ()
+
+
+def compiled(sources: Sources, capability: int) -> Path:
+    """Compile an extension, or find it compiled: files that it does not include may change.
+
+    Args:
+        sources: the extension. capability: of the GPU that kernels are compiled for; 80 is sm_80.
+
+    Returns:
+        The library.
+
+    Raises:
+        FileNotFoundError: nvcc or g++ is not installed.
+        RuntimeError: it does not compile; it calls what is not modelled.
+    """
+    if shutil.which("g++") is None:
+        raise FileNotFoundError("g++: not installed; it compiles the C++ of an extension")
+    words = [*map(str, (sources, capability, torch.__version__, version())), _own()]
+    folder = build() / "extensions" / f"{_short(sources.name)}-{_digest('|'.join(words))}"
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{_short(sources.name)}.so"
+    with FileLock(folder / "lock"):  # another process may be at it
+        objects = [folder / f"{index}.o" for index, _ in enumerate(sources.files)]
+        stale = [at for at, path in enumerate(objects) if not _current(path)]
+        if not stale and library.exists():
+            return library
+        commands = [(_command(sources, sources.files[at], objects[at], capability), objects[at]) for at in stale]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            done = pool.map(lambda each: _compile(sources.name, *each), commands)
+            title = f"compiling {sources.name}"
+            for _ in tqdm(done, title, len(commands), unit="file", delay=DELAY_S, leave=False, disable=None):
+                pass
+        _link(sources, [*objects, _runtime()], library)
+    return library
+
+
+def guard() -> Path:
+    """Compile the library that is CUDA's device guard in a build of torch without CUDA."""
+    library = build() / "extensions" / f"guard-{_digest(torch.__version__ + _own())}.so"
+    if not library.exists():
+        torch_folder = Path(torch.__file__).parent
+        command = ["g++", "-shared", "-fPIC", STANDARD, "-w", HERE / "guard.cpp", f"-I{torch_folder / 'include'}",
+                   f"-L{torch_folder / 'lib'}", "-lc10"]  # fmt: skip
+        _make(command, library)
+    return library
+
+
+def _command(sources: Sources, file: Path, target: Path, capability: int) -> list:
+    """Return the command that compiles a file, and writes the files that it includes beside the object."""
+    home = toolkit()
+    system = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"], home / "include", home / "include/cccl"]
+    folders = [f"-I{HERE / 'include'}", *(f"-I{path}" for path in sources.include)]
+    folders += [word for path in system for word in ("-isystem", str(path))]
+    common = [f"-DTORCH_EXTENSION_NAME={_short(sources.name)}", *folders, "-MMD", "-MF", f"{target}.d", "-c", file]
+    if file.suffix != ".cu":
+        return ["g++", *_raised(sources.cxx), *HOST, "-I", _precompiled(), *common]
+    gpu = f"-gencode=arch=compute_{capability},code=compute_{capability}"
+    return [
+        home / "bin" / "nvcc", *cpp_extension.COMMON_NVCC_FLAGS, *_raised(_portable(sources.nvcc)), gpu, "-lineinfo",
+        "--compress-mode=none", "-cudart=none", "-w", "-Xcompiler", ",".join(HOST),
+        "-DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK", *common,
+    ]  # fmt: skip
+
+
+def _portable(flags: Sequence[str]) -> list[str]:
+    """Leave out the flags that say for which GPU is compiled."""
+    kept, skip = [], False
+    for flag in map(str, flags):
+        head = flag.split("=")[0]
+        if not skip and head not in DEVICE_FLAGS:
+            kept.append(flag)
+        skip = not skip and head in DEVICE_FLAGS and "=" not in flag and flag != "-G"
+    return kept
+
+
+def _raised(flags: Sequence[str]) -> list[str]:
+    return [*(str(flag) for flag in flags if "std=" not in str(flag)), STANDARD]
+
+
+def _precompiled() -> Path:
+    """Return a folder with torch/extension.h, precompiled: most of what compiling a C++ file takes."""
+    folder = build() / "extensions" / f"header-{_digest(torch.__version__)}"
+    header = folder / "torch" / "extension.h.gch"
+    with FileLock(f"{folder}.lock"):
+        if not header.exists():
+            paths = [Path(path) for path in cpp_extension.include_paths()]
+            source = next(path / "torch/extension.h" for path in paths if (path / "torch/extension.h").exists())
+            system = [word for p in (*paths, sysconfig.get_paths()["include"]) for word in ("-isystem", str(p))]
+            _make(["g++", STANDARD, *HOST, *system, "-x", "c++-header", source], header)
+    return folder
+
+
+def _runtime() -> Path:
+    target = build() / "extensions" / f"runtime-{_digest(version() + _own())}.o"
+    if not target.exists():
+        _make(["gcc", "-O2", "-fPIC", "-fvisibility=hidden", "-w", "-c", HERE / "runtime.c",
+               f"-I{toolkit() / 'include'}"], target)  # fmt: skip
+    return target
+
+
+def _link(sources: Sources, objects: Sequence[Path], library: Path) -> None:
+    folder = Path(torch.__file__).parent / "lib"
+    flags = [flag for flag in sources.link if not re.match(r"-lcu|-lnv|-L.*cuda", str(flag))]
+    libraries = [f"-L{folder}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
+    _make(["g++", "-shared", *objects, *flags, *libraries], library)
+    wanted = subprocess.run(["nm", "-D", "-u", library], capture_output=True, text=True, check=True).stdout.split()
+    absent = [name for name in wanted if NOT_MODELLED.fullmatch(name)]
+    if absent:
+        library.unlink()
+        raise RuntimeError(f"{sources.name}: calls {', '.join(absent)}, which are not modelled without a GPU")
+
+
+def _compile(name: str, command: list, target: Path) -> None:
+    """Compile one file, and note what it was made of."""
+    try:
+        _make(command, target)
+    except RuntimeError as error:
+        raise RuntimeError(f"Error building extension {name!r}: {error}") from None
+    words = Path(f"{target}.d").read_text().replace("\\\n", " ").partition(":")[2].split()
+    made_of = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in words}
+    target.with_suffix(".json").write_text(json.dumps(made_of))
+
+
+def _current(target: Path) -> bool:
+    """Whether an object is there, and all files that it was made of are as they were."""
+    note = target.with_suffix(".json")
+    if not target.exists() or not note.exists():
+        return False
+    made_of = json.loads(note.read_text()).items()
+    return all(Path(path).exists() and hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
+               for path, digest in made_of)  # fmt: skip
+
+
+def _make(command: list, target: Path) -> None:
+    """Run a compiler that writes target: whole, or not at all.
+
+    Raises:
+        RuntimeError: it fails; with its first errors.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{os.getpid()}.{target.name}")
+    process = subprocess.run([*map(str, command), "-o", str(part)], capture_output=True, text=True)
+    if process.returncode:
+        words = process.stderr.splitlines()
+        lines = [*dict.fromkeys(line for line in words if "error" in line)] or words
+        raise RuntimeError("\n".join([f"{Path(command[0]).name} fails:", *lines[:MOST_LINES]]))
+    part.replace(target)
+
+
+def _own() -> str:
+    """Hash what this folder adds to an extension."""
+    files = sorted(path for path in HERE.rglob("*") if path.suffix in (".c", ".cpp", ".h"))
+    return _digest("".join(path.read_text() for path in files))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,34 @@
+// Kernels that tests/gpu/test_torch_extension.py launches, right and wrong ones. No header of torch: it compiles fast.
+#include <cuda_fp16.h>
+
+__constant__ float factor;
+__device__ int calls;
+
+__global__ void scaled(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i == 0) calls++;
+  if (i < n) y[i] = exp2f(factor * x[i]);
+}
+__global__ void calls_so_far(float* y) { *y = calls; }  // another kernel, the same variable
+__global__ void behind(const float* x, float* y, int n) {
+  y[threadIdx.x] = x[threadIdx.x + n];  // line 14: out of bounds
+}
+__global__ void in_shared(const float* x, float* y) {
+  extern __shared__ float room[];
+  room[threadIdx.x] = x[threadIdx.x];
+  y[threadIdx.x] = room[threadIdx.x] + 1;
+}
+
+cudaError_t set_factor(float value) { return cudaMemcpyToSymbol(factor, &value, sizeof value); }
+void launch_scaled(const float* x, float* y, int n) { scaled<<<(n + 63) / 64, 64>>>(x, y, n); }
+void launch_calls(float* y) { calls_so_far<<<1, 1>>>(y); }
+void launch_behind(const float* x, float* y, int n) { behind<<<1, n>>>(x, y, n); }
+void launch_in_shared(const float* x, float* y, int threads, int bytes) { in_shared<<<1, threads, bytes>>>(x, y); }
+cudaError_t allow_shared(int bytes) {
+  return cudaFuncSetAttribute(in_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+int blocks_at_once(int threads) {
+  int blocks;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, scaled, threads, 0);
+  return blocks;
+}

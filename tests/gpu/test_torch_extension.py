@@ -1,0 +1,138 @@
+"""Torch's CUDA extensions on the machine: what an extension calls, and what a GPU would refuse."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.cpp_extension import load, load_inline
+
+from attention_check.gpu import on
+from attention_check.gpu.blame import blame
+from ptx_machine import GPU, Fault, Kernel, compile_cuda, torch_extensions
+from ptx_machine.extension.runtime import Unlaunched
+from ptx_machine.fake_cuda import fake_cuda
+from ptx_machine.memory import Unwritten
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "tests" / "gpu" / "extension"
+X = torch.linspace(-3, 3, 100)
+
+
+@pytest.fixture(scope="module")
+def extension():
+    with torch_extensions("A100"):
+        return load("of_tests", [str(HERE / "main.cpp"), str(HERE / "kernels.cu")], extra_cuda_cflags=["-arch=sm_70"])
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu():
+    with fake_cuda(GPU.of("A100")):
+        yield
+
+
+def test_a_kernel_has_the_bits_that_it_has_as_a_kernel_of_ptx(extension):
+    kernel = Kernel(compile_cuda((HERE / "kernels.cu").read_text()), "scaled")
+    kernel.variable("factor")[:] = torch.tensor([1.5]).view(torch.uint8).numpy()
+    same = torch.zeros(100)
+    kernel((2,), (64,), 0, X, same, 100)
+    assert torch.equal(extension.scaled(X, 1.5), same)
+    torch.testing.assert_close(same, torch.exp2(1.5 * X))
+
+
+def test_kernels_of_a_file_share_its_variables(extension):
+    before = extension.calls()
+    extension.scaled(X, 1.0)
+    assert extension.calls() == before + 1
+
+
+def test_the_extension_is_told_of_the_gpu(extension):
+    assert extension.processors() == GPU.of("A100").processors
+    assert extension.blocks_at_once(1024) == 2  # 2,048 threads of a multiprocessor
+
+
+def test_memory_of_cudaMalloc_can_be_written(extension):
+    extension.scaled(X, 2.0)
+    assert torch.equal(extension.through_malloc(X), extension.scaled(X, 2.0))
+
+
+def test_a_read_out_of_bounds_names_the_line(extension):
+    with pytest.raises(Fault, match=r"kernels\.cu, line 14"):
+        extension.behind(X)
+    assert extension.scaled(X, 1.0).isfinite().all()  # and the next call is well
+
+
+@pytest.mark.parametrize(
+    ("threads", "bytes_", "why"),
+    [(100, 50_000, "in_shared asks for 50,000 bytes of shared memory; it may have 49,152 without cudaFuncSetAttribute"),
+     (2000, 8000, r"in_shared: block: got \(2000, 1, 1\)")],
+)  # fmt: skip
+def test_a_launch_that_a_gpu_refuses_fails(extension, threads, bytes_, why):
+    with pytest.raises(Unlaunched, match=f"did not look.*{why}"):
+        extension.in_shared(X, threads, bytes_, False, False)
+    with pytest.raises(RuntimeError, match="CUDA error: invalid"):
+        extension.in_shared(X, threads, bytes_, False, True)
+
+
+def test_more_shared_memory_is_had_by_asking(extension):
+    assert torch.equal(extension.in_shared(X, 100, 100_000, True, True), X + 1)
+    with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
+        extension.in_shared(X, 100, 200_000, True, True)  # an A100 has 163 KB
+
+
+def test_memory_that_nobody_wrote_is_no_output(extension):
+    kernel = on.kernel(lambda q, k, v: extension.untouched(q), "A100")
+    with pytest.raises(Unwritten, match="what memory holds that nobody wrote"):
+        kernel(X, X, X)
+
+
+def test_what_is_not_modelled_is_named_when_it_is_loaded():
+    cpp = 'extern "C" int cublasSgemm_v2(); int f() { return cublasSgemm_v2(); }'
+    with torch_extensions("A100"), pytest.raises(RuntimeError, match="calls cublasSgemm_v2, which are not modelled"):
+        load_inline("of_cublas", [cpp], functions=["f"])
+
+
+def test_what_does_not_compile_says_where():
+    with torch_extensions("A100"), pytest.raises(RuntimeError, match=r"(?s)'broken'.*main\.cpp.*error"):
+        load_inline("broken", ["int f() { return x; }"], functions=["f"])
+
+
+@pytest.fixture(scope="module")
+def attention():
+    return on.kernel("examples.torch_extension.attention:attention", "A100")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_example_computes_attention(attention, causal, dtype):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 64, generator=draw).to(dtype) for n in (50, 70, 70))
+    seen = torch.ones(50, 70, dtype=torch.bool).tril(20 if causal else 70)
+    exact = ((q.double() @ k.double().mT) / 8).masked_fill(~seen, -torch.inf).softmax(-1) @ v.double()
+    torch.testing.assert_close(
+        attention(q, k, v, causal=causal).double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-4
+    )
+
+
+def test_what_the_example_has_no_kernel_for_is_refused(attention):
+    with pytest.raises(NotImplementedError, match="head_dim must be 32, 64 or 128"):
+        attention(*torch.zeros(3, 1, 1, 8, 48, dtype=torch.float16))
+
+
+FP16_SUM = [  # what is replaced in the example, so that it keeps its sum of P V in FP16
+    ("flash_example", "flash_fp16"),
+    ("sum[D] = {}, m = -INFINITY, l = 0;", "m = -INFINITY, l = 0;\n  __half sum[D] = {};"),
+    ("sum[d] * old", "float(sum[d]) * old"),
+    ("sum[d] / l", "float(sum[d]) / l"),
+]
+
+
+def test_blame_names_the_line_of_a_sum_in_fp16(tmp_path):
+    for name in ("main.cpp", "flash.cu", "attention.py"):
+        text = (ROOT / "examples" / "torch_extension" / name).read_text()
+        for old, new in FP16_SUM:
+            text = text.replace(old, new)
+        (tmp_path / name).write_text(text)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 32, generator=draw).to(torch.float16) for n in (32, 200, 200))
+    first = blame(f"{tmp_path}/attention.py:attention", q, k, v, gpu="A100").table.iloc[0]
+    assert "sum[d] = float(sum[d]) * old" in first.text and first.share > 0.5
