@@ -1,5 +1,6 @@
 """The record of the spike study: which runs are there, which are made, and what they say together."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import asdict
@@ -102,8 +103,9 @@ def paired(runs: pd.DataFrame, twin: str = "flash") -> pd.DataFrame:
     """Compare the plan's arms with `twin`, seed by seed.
 
     Returns:
-        DataFrame: arm; only, twin_only (seeds in which one of the two spikes); of (seeds); spikes_p (McNemar's exact
-        test); rise (median of the differences of the largest rises, in nats); rises_p (Wilcoxon's signed-rank test);
+        DataFrame: arm; only, twin_only (seeds in which one of the two spikes); of (seeds); difference, low, high (of
+        the two spike rates, with Wald's 95 % interval for pairs; an estimate, the plan has no test of it); spikes_p
+        (McNemar's exact test); rise (median of the differences of the largest rises, in nats); rises_p (Wilcoxon's signed-rank test);
         both p corrected by Holm over the arms, and NaN until all SEEDS are recorded, as the plan has it.
     """
     main = runs[runs.arm.isin(spikes.MAIN)]
@@ -113,13 +115,20 @@ def paired(runs: pd.DataFrame, twin: str = "flash") -> pd.DataFrame:
         one, other = (by_arm["spike"][name].gt(0) for name in (arm, twin))
         only, twin_only = int((one & ~other).sum()), int((other & ~one).sum())
         change = (by_arm["rise"][arm] - by_arm["rise"][twin]).dropna()
+        difference, half = (only - twin_only) / len(change), paired_interval(only, twin_only, len(change))
         p = [stats.binomtest(only, only + twin_only).pvalue if only + twin_only else 1.0, stats.wilcoxon(change)[1]]
-        rows.append(dict(arm=arm, only=only, twin_only=twin_only, of=len(change), spikes_p=p[0],
-                         rise=change.median(), rises_p=p[1]))  # fmt: skip
+        rows.append(dict(arm=arm, only=only, twin_only=twin_only, of=len(change), difference=difference,
+                         low=difference - half, high=difference + half, spikes_p=p[0], rise=change.median(),
+                         rises_p=p[1]))  # fmt: skip
     table = pd.DataFrame(rows)
     for name in ("spikes_p", "rises_p"):
         table[name] = holm(table[name]) if complete else np.nan
     return table
+
+
+def paired_interval(only: int, twin_only: int, pairs: int) -> float:
+    """Compute half of the 95 % interval of the difference of two rates over pairs, by the normal approximation."""
+    return 1.96 * math.sqrt(max(only + twin_only - (only - twin_only) ** 2 / pairs, 0)) / pairs
 
 
 def holm(p: pd.Series) -> pd.Series:
