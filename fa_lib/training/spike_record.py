@@ -106,7 +106,8 @@ def paired(runs: pd.DataFrame, twin: str = "flash") -> pd.DataFrame:
         DataFrame: arm; only, twin_only (seeds in which one of the two spikes); of (seeds); difference, low, high (of
         the two spike rates, with Wald's 95 % interval for pairs; an estimate, the plan has no test of it); spikes_p
         (McNemar's exact test); rise (median of the differences of the largest rises, in nats); rises_p (Wilcoxon's
-        signed-rank test); both p corrected by Holm over the arms, and NaN until all SEEDS are recorded, as the plan has it.
+        signed-rank test); both p corrected by Holm over the arms, and NaN until all SEEDS are recorded, as the plan has
+        it.
     """
     main = runs[runs.arm.isin(spikes.MAIN)]
     by_arm = {name: main.pivot(index="seed", columns="arm", values=name) for name in ("spike", "rise")}
