@@ -158,13 +158,13 @@ def train(
 
         changes = {name: value for name, value in (("kernel", kernel), ("precision", precision)) if value}
         spec = RunSpec(replace(arm_named(arm), **changes), seed, Config.load(config), steps, save_every, device)
-        from fa_lib.training import nonfinite, run  # slow to load: after what can be refused without it
+        from fa_lib.training import run, run_folder  # slow to load: after what can be refused without it
 
         result = run.train(spec, out, progress=True)
         loss, seconds = result["losses"][-1], result["seconds"]
         typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
         if result["status"] != "done":
-            raise RuntimeError(nonfinite.divergence_sentence(out))
+            raise RuntimeError(f"{result['status']}; its last weights are those of step {run_folder.steps_of(out)[-1]}")
 
 
 @app.command()

@@ -26,7 +26,6 @@ from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
 from fa_lib.training.distances import direction
 from fa_lib.training.run_folder import steps_of, weights
-from fa_lib.training.spectra import entropies
 from fa_lib.training.study import StudySpec, jobs, samples, study
 
 NAME = "study"  # of its tables
@@ -130,14 +129,14 @@ def recorded_tables(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
 
     Returns:
         dict of DataFrames, each with a column part; empty where no study was recorded. differences and runs: the
-        columns of `study.study`. signals: arm, seed and the columns of `spectra.entropies`. bits: arm, seed, step,
+        columns of `study.study`. bits: arm, seed, step,
         sha256, of the weights after each of the first steps. directions: pair, seed and the columns of
         `distances.direction`.
     """
     folder = out / "data" / "results"
     if not (folder / f"{NAME}.csv").exists():
         return {}
-    more = {name: pd.read_csv(folder / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
+    more = {name: pd.read_csv(folder / f"{NAME}.{name}.csv") for name in ("runs", "bits", "directions")}
     return dict(differences=pd.read_csv(folder / f"{NAME}.csv")) | more
 
 
@@ -251,7 +250,6 @@ def _tables(part, config, folder, executor):
     spec, cells = StudySpec(part.seeds, part.steps, part.every, recipe), folder / "cells"
     differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=cells)
     tables = dict(differences=differences, runs=runs.drop(columns="at"))
-    tables |= dict(signals=signals(runs, config.heads, cells, executor))
     tables |= dict(directions=directions(part.pairs, runs, cells, executor), bits=bits(runs))
     return tables, runs
 
@@ -270,20 +268,3 @@ def directions(pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "",
     """
     table = sweep(direction, dict(job=jobs(pairs, runs)), cache=cache, executor=executor)
     return table.drop(columns=["folder", "twin", "heads"])
-
-
-def signals(runs: pd.DataFrame, heads: int, cache: str | Path = "",
-            executor: Executor | None = None) -> pd.DataFrame:  # fmt: skip
-    """Compute `spectra.entropies` of every run.
-
-    Args:
-        runs: of `study.study`.
-        heads: of the transformer.
-        cache, executor: as `sweep`.
-
-    Returns:
-        DataFrame: arm, seed, step, since, entropy, least.
-    """
-    axes = dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()])
-    table = sweep(entropies, axes, fixed=dict(heads=heads), cache=cache, executor=executor)
-    return table.drop(columns=["run", "heads"])

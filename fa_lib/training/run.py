@@ -19,7 +19,7 @@ from tqdm import tqdm
 from fa_lib import kernels
 from fa_lib.execution import files, folder_lock
 from fa_lib.execution.fingerprint import code_version
-from fa_lib.training import data, nonfinite
+from fa_lib.training import data
 from fa_lib.training.config import OPTIMIZERS, PRECISIONS, Config, RunSpec
 from fa_lib.training.half_products import HalfProducts, slow
 from fa_lib.training.model import TextToImage, noised
@@ -129,9 +129,8 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
     Returns:
         dict, as in run.json: settings, status ("done" or "diverged at step n"), losses, skipped (steps that the loss
         scaler left out), zero_gradients (rows of step, share of exactly zero gradients in the transformer, the same in
-        its self-attention's Q and K projections), dtype (attention's), seconds, divergence (None, or why the loss was
-        not finite, a dict: step; weights, the name of a tensor of weights that was not finite before the step; of the
-        step made again what `nonfinite.traced` tells; last_good, the name of the last weights file that is finite).
+        its self-attention's Q and K projections), dtype (attention's), seconds. The weights files of a run that
+        diverged are finite.
 
     Raises:
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
@@ -184,7 +183,6 @@ class Run:
         self.optimizer = optimizer(self.model.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
         self.scaler = torch.amp.GradScaler(spec.device, enabled=arm.precision == "16-mixed")
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
-        self.divergence = None
         torch.manual_seed(spec.seed)
 
     def advance(self, images: torch.Tensor, captions: list[str], watch: Watch | None) -> None:
@@ -201,8 +199,7 @@ class Run:
             raise RuntimeError(f"attention ran in {model.attention.dtypes}, and not in {self.dtype}")
         self.losses.append(loss.item())
         if not math.isfinite(self.losses[-1]):
-            del loss  # and what its backward pass would have needed
-            self.diverge(lambda: self.loss(*inputs).detach())
+            self.status = f"diverged at step {self.step}"
             return
         self.scaler.scale(loss).backward()
         if self.step % self.spec.every == 0:
@@ -217,18 +214,13 @@ class Run:
             if all(p.isfinite().all() for p in model.parameters()):
                 self.save()
             else:  # the loss was finite, what it moved the weights to is not
-                self.diverge()
+                self.status = f"diverged at step {self.step}"
 
     def loss(self, noisy, timesteps, velocity, tokens) -> torch.Tensor:
         """Compute the mean square error of the model's velocity, a tensor of one number; of `forward`'s inputs."""
         with torch.autocast(self.spec.device, dtype=self.dtype, enabled="mixed" in self.spec.arm.precision):
             predicted = self.model(noisy.to(self.dtype), timesteps, tokens)
         return (predicted.float() - velocity).square().mean()
-
-    def diverge(self, loss: Callable[[], torch.Tensor] | None = None) -> None:
-        """End the run at this step, and find out why. loss: makes the step's forward pass again."""
-        self.status = f"diverged at step {self.step}"
-        self.divergence = nonfinite.divergence(self.folder, self.step, self.model, loss)
 
     def zero_gradients(self) -> list[float]:
         """Shares of exactly zero gradients: in the transformer, and in its self-attention's Q and K projections."""
@@ -291,7 +283,7 @@ class Run:
         """
         result = dict(settings=self.settings, status=self.status or "done", losses=self.losses, skipped=self.skipped)
         result |= dict(zero_gradients=self.zeros, dtype=str(self.dtype).removeprefix("torch."))
-        result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2), divergence=self.divergence)
+        result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
         if missing := missing_of(self.folder, result):
             raise ValueError(missing)
         with files.replacing(self.folder / "run.json") as path:
