@@ -191,19 +191,6 @@ def study(
                 spike_record.record(build() / "study" / spike_record.NAME, executor=pool)
 
 
-@app.command()
-def bench() -> None:
-    """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
-    with exit_on_error():
-        import runpy
-
-        from fa_lib.execution.paths import CHECKOUT
-
-        if CHECKOUT is None:
-            raise ValueError("bench: there is no checkout here; accepted is a clone of the repository")
-        runpy.run_path(str(CHECKOUT / "benchmarks" / "bench.py"), run_name="__main__")
-
-
 def notebooks_of(folder, names):
     """List the paths of notebooks that make figures, in their order: all but the tutorials, or the named ones.
 

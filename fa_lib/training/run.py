@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -34,7 +33,6 @@ from fa_lib.training.run_folder import (
 )
 
 LIBRARIES = ("diffusers", "transformers")
-_QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 
 Watch = Callable[[int], Callable | None]
 
@@ -128,9 +126,7 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
 
     Returns:
         dict, as in run.json: settings, status ("done" or "diverged at step n"), losses, skipped (steps that the loss
-        scaler left out), zero_gradients (rows of step, share of exactly zero gradients in the transformer, the same in
-        its self-attention's Q and K projections), dtype (attention's), seconds. The weights files of a run that
-        diverged are finite.
+        scaler left out), dtype (attention's), seconds. The weights files of a run that diverged are finite.
 
     Raises:
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
@@ -182,7 +178,7 @@ class Run:
         optimizer = OPTIMIZERS[self.config.optimizer]
         self.optimizer = optimizer(self.model.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
         self.scaler = torch.amp.GradScaler(spec.device, enabled=arm.precision == "16-mixed")
-        self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
+        self.step, self.losses, self.skipped, self.status, self.before = 0, [], 0, "", 0.0
         torch.manual_seed(spec.seed)
 
     def advance(self, images: torch.Tensor, captions: list[str], watch: Watch | None) -> None:
@@ -202,8 +198,6 @@ class Run:
             self.status = f"diverged at step {self.step}"
             return
         self.scaler.scale(loss).backward()
-        if self.step % self.spec.every == 0:
-            self.zeros.append([self.step, *self.zero_gradients()])
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -222,13 +216,6 @@ class Run:
             predicted = self.model(noisy.to(self.dtype), timesteps, tokens)
         return (predicted.float() - velocity).square().mean()
 
-    def zero_gradients(self) -> list[float]:
-        """Shares of exactly zero gradients: in the transformer, and in its self-attention's Q and K projections."""
-        parameters: Any = self.model.transformer.named_parameters()  # after a backward pass: each has a gradient
-        gradients = {n: p.grad for n, p in parameters}
-        groups = [*gradients.values()], [g for n, g in gradients.items() if n.endswith(_QK)]
-        return [sum(int((g == 0).sum()) for g in group) / sum(g.numel() for g in group) for group in groups]
-
     def save(self) -> None:
         """Write the weights and resume.ckpt, all that a resumed run needs: each file is complete or not there."""
         tensors = {name: p.detach().cpu().contiguous() for name, p in self.model.named_parameters()}
@@ -238,7 +225,7 @@ class Run:
         rng = {"cpu": torch.get_rng_state()}
         if self.spec.device == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state()
-        numbers = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
+        numbers = dict(step=self.step, losses=self.losses, skipped=self.skipped)
         numbers |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
         file = io.BytesIO()
         torch.save(states | dict(rng=rng, numbers=numbers), file)
@@ -272,7 +259,7 @@ class Run:
         torch.set_rng_state(rng["cpu"])
         if "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
-        self.step, self.losses, self.skipped, self.zeros = (numbers[k] for k in ("step", "losses", "skipped", "zeros"))
+        self.step, self.losses, self.skipped = (numbers[k] for k in ("step", "losses", "skipped"))
         self.before = numbers["seconds"]
 
     def end(self) -> dict:
@@ -282,7 +269,7 @@ class Run:
             ValueError: weights that it wrote are gone.
         """
         result = dict(settings=self.settings, status=self.status or "done", losses=self.losses, skipped=self.skipped)
-        result |= dict(zero_gradients=self.zeros, dtype=str(self.dtype).removeprefix("torch."))
+        result |= dict(dtype=str(self.dtype).removeprefix("torch."))
         result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
         if missing := missing_of(self.folder, result):
             raise ValueError(missing)
