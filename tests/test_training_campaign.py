@@ -56,9 +56,7 @@ def test_a_short_run_has_the_first_bits_of_a_longer_one(small, tmp_path, monkeyp
     other = campaign.same_bits(runs, held)
     assert not other.same.any()
     words = campaign.agreement(other, out)  # no error, though every name is the same
-    assert words.startswith(
-        f"0 of 6 weights made here have the bits of the recorded study; recorded: torch {torch.__version__}"
-    )
+    assert words.startswith("0 of 6 weights made here have the bits of the recorded study; recorded: torch 2")
     monkeypatch.setattr(campaign, "arithmetic", lambda: dict(torch="2.99", instructions="NEON"))
     assert campaign.agreement(other, out).endswith("; here: torch 2.99, instructions NEON")
 

@@ -134,9 +134,8 @@ def noised(
         (noisy images, float32 (batch, 3, size, size); timesteps, int64 (batch,); the velocity to predict, float32
         (batch, 3, size, size)).
     """
-    schedule: Any = FlowMatchEulerDiscreteScheduler(
-        shift=3.0 if levels == "shifted" else 1.0
-    )  # 3: more steps with much
+    shift = 3.0 if levels == "shifted" else 1.0  # 3: more steps with much noise
+    schedule: Any = FlowMatchEulerDiscreteScheduler(shift=shift)  # diffusers annotates its tensors as FloatTensor
     draw = generator(seed, step)
     x = images.float() / 127.5 - 1  # (batch, 3, size, size) in [-1, 1]
     noise = torch.randn(x.shape, generator=draw)
