@@ -69,6 +69,8 @@ def test_an_unknown_part_is_named(small, tmp_path):
 def test_a_twin_that_two_parts_trained_is_there_once():
     """Each in its own time."""
     parts = dict(part=["main", "orders", "orders", "lower_rate"], arm=["fp32", "fp32", "reversed_keys_fp32", "fp32"])
-    table = pd.DataFrame(parts | dict(seed=0, loss=[0.1, 0.1, 0.1, 0.2], seconds=[40.0, 41.0, 42.0, 43.0]))
+    table = pd.DataFrame(
+        parts | dict(seed=0, loss=[0.1, 0.1, 0.1, 0.2], seconds=[40.0, 41.0, 42.0, 43.0], zeros=[0, None, None, 0])
+    )
     found = campaign.same_recipe(table)
     assert list(found.arm) == ["fp32", "reversed_keys_fp32"] and list(found.seconds) == [40.0, 42.0]

@@ -169,7 +169,8 @@ def same_recipe(table: pd.DataFrame) -> pd.DataFrame:
         DataFrame with its columns but part. Rows that two parts share (a twin's run, trained for both) come once.
     """
     rows = table[table.part.isin(SAME_RECIPE)].drop(columns="part")
-    return rows[~rows.duplicated([name for name in rows if name != "seconds"])].reset_index(drop=True)
+    differing = "seconds", "zeros", "zeros_qk"  # the counts of zeros are those of older runs alone
+    return rows[~rows.duplicated([name for name in rows if name not in differing])].reset_index(drop=True)
 
 
 def select_study(table: pd.DataFrame, key: str) -> pd.DataFrame:
