@@ -68,7 +68,7 @@ def explore() -> widgets.HBox:
     return panel
 
 
-def _controls():
+def _controls() -> dict[str, Any]:
     """Make the widgets by name, at figure 4's setting with half its N."""
 
     def menu(label, options, value):
