@@ -26,8 +26,10 @@ tutorials: $(call has,figures) # draw the tutorials' figures, too
 publish: figures tutorials ## make the figures and tables of build/ the committed ones, and renew the ledger
 study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; resumes
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
-publish study bench:
+publish study:
 	$(FA_LIB) dev $@
+bench:
+	$(PYTHON) -m benchmarks.bench
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_attention_in_low_precision.ipynb; notebooks/tutorials/panel.ipynb has sliders
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \

@@ -13,18 +13,17 @@ from fa_lib.kernels import reference, shipped, tiled
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.dots import EXACT, PAIRWISE, SEQUENTIAL
+from fa_lib.numerics.dots import EXACT, SEQUENTIAL
 from fa_lib.numerics.formats import BF16, E4M3, FP16, FP32, FP64, round_to, truncated
 from fa_lib.numerics.metrics import deviation
 from fa_lib.numerics.tensor_cores import UNITS, TensorCore
 
-PLAIN = [core for core in UNITS if type(core) is TensorCore]  # tests/test_scaled_dots.py has those with block scales
-CORES = [*PLAIN, TensorCore.of("H100", FP16, result=FP16), TensorCore.of("H100", E4M3, two_level=2)]
+CORES = [*UNITS, TensorCore.of("H100", FP16, result=FP16), TensorCore.of("H100", E4M3, two_level=2)]
 
 
 def name(core):
     if not isinstance(core, TensorCore):
-        return f"{core.order} {core.fmt}"
+        return f"in order, {core.fmt}"
     levels = f" two-level {core.two_level}" if core.two_level else ""
     return f"{core.unit} {core.inputs} in {core.result}{levels}"
 
@@ -92,20 +91,12 @@ def test_a_tensor_core_is_its_rule_in_whole_numbers(core, seed, wide, k):  # 100
 
 def in_order(dot, a, b, c):
     """c + a b as an Ordered sums, in torch's operations."""
-    if dot.order == "sequential":
-        for k in range(a.shape[1]):
-            c = dot.fmt(c + dot.fmt(a[:, k, None] * b[k]))
-        return c
-    terms = dot.fmt(a[:, :, None] * b)  # (m, k, n)
-    while terms.shape[1] > 1:
-        pairs = terms.shape[1] // 2
-        sums = dot.fmt(terms[:, 0 : 2 * pairs : 2] + terms[:, 1 : 2 * pairs : 2])
-        terms = torch.cat([sums, terms[:, 2 * pairs :]], 1)
-    return dot.fmt(c + terms[:, 0])
+    for k in range(a.shape[1]):
+        c = dot.fmt(c + dot.fmt(a[:, k, None] * b[k]))
+    return c
 
 
-@pytest.mark.parametrize("dot", [*CORES, SEQUENTIAL(FP32), SEQUENTIAL(BF16), SEQUENTIAL(FP64), PAIRWISE(FP32),
-                                 PAIRWISE(FP16), PAIRWISE(FP64)], ids=name)  # fmt: skip
+@pytest.mark.parametrize("dot", [*CORES, SEQUENTIAL(FP32), SEQUENTIAL(BF16), SEQUENTIAL(FP64)], ids=name)
 def test_matrix_products_have_the_bits_of_dot_products_on_any_number_of_threads(dot):
     like = dot if isinstance(dot, TensorCore) else TensorCore.of("H100", BF16)
     for k in (1, 33, 64):
@@ -159,9 +150,8 @@ def test_infinity_and_nan_go_through(x, due):
 def test_sums_in_order_round_every_step():
     x = torch.tensor([1.0, 2.0**-24, 2.0**-24, -1.0], dtype=torch.float64)
     ones, big = torch.ones(4, dtype=torch.float64), torch.tensor(2.0**24, dtype=torch.float64)
-    assert SEQUENTIAL(FP32)(x, ones) == 0.0 and PAIRWISE(FP32)(x, ones) == 2.0**-24
-    assert PAIRWISE(FP32)(x[[0, 3, 1, 2]], ones) == 2.0**-23 and EXACT(x, ones) == 2.0**-23
-    assert SEQUENTIAL(FP32)(ones, ones, big) == 2.0**24 and PAIRWISE(FP32)(ones, ones, big) == 2.0**24 + 4
+    assert SEQUENTIAL(FP32)(x, ones) == 0.0 and EXACT(x, ones) == 2.0**-23
+    assert SEQUENTIAL(FP32)(ones, ones, big) == 2.0**24
     assert SEQUENTIAL(BF16)(ones[:1] + 2**-7, ones[:1] + 2**-7) == 1 + 2**-6  # the product is rounded
 
 
@@ -184,7 +174,7 @@ def test_wrong_arguments_are_named():
             call()
 
 
-@pytest.mark.parametrize("products", [TensorCore.of("A100", BF16), SEQUENTIAL(FP32), PAIRWISE(FP32)], ids=name)
+@pytest.mark.parametrize("products", [TensorCore.of("A100", BF16), SEQUENTIAL(FP32)], ids=name)
 def test_products_reach_every_matrix_product(products):
     q, k, v = (x.to(torch.bfloat16) for x in draw("normal", 1, (1, 2, 80, 64)))
     for kernel, more in ((tiled, dict(tiling=Tiling(32, 32))), (reference, {})):

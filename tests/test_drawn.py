@@ -60,8 +60,8 @@ def grown(rates, predicted, words):
     return growth.growth(rates, predicted, pd.DataFrame(), words)
 
 
-def healthy(runs, signals, words):
-    return growth.health(distances.losses(runs), signals, words)
+def healthy(runs, words):
+    return growth.health(distances.losses(runs), words)
 
 
 def by_rate(table, words):
@@ -86,6 +86,7 @@ FIGURES = {  # figure -> its tables; how it is drawn from them and the notebook'
     "figure5_sequence_length": (["04_sequence_length"], microbenchmark.sequence_length),
     "figure6_algorithm_changes": (["05_algorithm_changes"], algorithm_changes),
     "figure8b_key_bias": (["08b_training_health"], training.key_bias),
+    "figure8d_health": ([f"{STUDY}.runs"], healthy),
     "inside_a_model": (["06_inside_a_model"], training.inside),
     "inside_pretrained": (["06_inside_a_model.heads"], heads.heads),
     "ours9_ladder": ([TEN], ablation.ladder),
@@ -110,7 +111,6 @@ OTHERWISE = {  # drawn here with fewer machines or curves than in their notebook
     "figure7_weight_divergence": (["07_weight_divergence"], lambda t, words: training.divergence({"here": t}, words)),
     "figure7b_growth": (["07_weight_divergence.rates", "07_weight_divergence.predicted"], grown),
     "figure8_weights_in_context": ([STUDY], lambda t, words: training.in_context({"here": t}, words)),
-    "figure8d_health": ([f"{STUDY}.runs", "08b_training_health.signals"], healthy),
     "figure8e_low_precision": ([f"{STUDY}.by_rate"], by_rate),
     "ours9f_fp8": ([f"{TEN}.offsets", f"{TEN}.fp8"], in_fp8),
     "ours10b_directions": ([f"{BIASED}.directions"], directed),

@@ -50,7 +50,6 @@ CELLS = [  # a table, its experiment, one cell of its grid, and what the table d
      dict(bits=[8, 10, 12], algorithms=["fa2"])),
     *[("15_tensor_cores", tensor_cores.sums, dict(fmt=fmt, distribution="uniform", n=512, seed=0, rows=4), {})
       for fmt in ("BF16", "E4M3")],
-    ("15_tensor_cores.choices", tensor_cores.choices, dict(fmt="FP16", distribution="normal", seed=0, rows=64), {}),
     ("16_block_scales", block_scales, dict(kind="shifted K", seed=0, n=2048, rows=128, head_dim=128),
      dict(parts=PARTS)),
     ("17_published_numbers", fp8_probs.sink_cast, dict(strength=6, kind="logit", seed=0, n=4096), {}),
@@ -137,16 +136,6 @@ def test_units_that_add_alike_are_one():
     for fmt in ("TF32", "E5M2"):
         every = [unit for units in adders(fmt).values() for unit in units]
         assert sorted(every) == sorted(core.unit for core in UNITS if str(core.inputs) == fmt)
-
-
-def test_an_effect_needs_one_per_cent_and_an_interval_over_seeds_without_0():
-    seeds = dict(a=(0, 1, 1), b=(0.2, 0.97, 1.01), c=(0.2, 1.001, 1.002), d=(0.1, 0.95, 0.951), e=(0.1, 0.95))
-    rows = [dict(fmt="BF16", choice=choice, distribution="normal", bits=bits, seed=seed, times_rmse=x)
-            for choice, (bits, *times) in seeds.items() for seed, x in enumerate(times)]  # fmt: skip
-    other = [dict(row, distribution="uniform", times_rmse=1.0) for row in rows]
-    found = tensor_cores.effects(pd.DataFrame(rows + other)).set_index("choice")
-    assert found.effect.to_dict() == dict(a="neither", b="bits", c="bits", d="error", e="bits")
-    assert (found.times_min["d"], found.times_max["d"], found.bits_max["d"]) == (0.95, 1.0, 0.1)
 
 
 def test_a_row_is_a_recipe_s_error_over_the_kernel_s_in_bf16():

@@ -1,6 +1,4 @@
-"""Units in another's order, the spectral entropy of updates, and which steps leave weights."""
-
-import math
+"""Units in another's order, and which steps leave weights."""
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from fa_lib import kernels
 from fa_lib.training.alignment import aligned
 from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run_folder import checkpoints
-from fa_lib.training.spectra import entropy
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +62,6 @@ def test_weights_that_are_near_stay_as_they_are(model):
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     near = {name: x * 1.001 for name, x in weights.items()}
     assert all(torch.equal(x, near[name]) for name, x in aligned(near, weights, TINY.heads).items())
-
-
-def test_entropy_of_an_update_of_one_direction_is_0_and_of_all_alike_is_1():
-    q, zero = torch.eye(3, 12, dtype=torch.float64)[None], torch.zeros(1, 3, 12, dtype=torch.float64)  # one head
-    one = zero.clone()
-    one[0, 0, 5] = 0.1  # q^T dk has one singular value
-    assert entropy(q, q, zero, one).item() == pytest.approx(0, abs=1e-12)
-    dq = torch.eye(3, 12, dtype=torch.float64).roll(6, 1)[None]
-    dk = torch.eye(3, 12, dtype=torch.float64).roll(3, 1)[None]  # q^T dk + dq^T q: six of one size
-    assert entropy(q, q, dq, dk).item() == pytest.approx(1)
-    assert entropy(q, q, zero, dk).item() == pytest.approx(math.log(3) / math.log(6))
-    assert entropy(q, q, zero, zero).isnan().all()
 
 
 def test_weights_are_left_at_first_and_then_every_so_many_steps():

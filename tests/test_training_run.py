@@ -13,8 +13,10 @@ from functools import partial
 import pytest
 import torch
 from runs import QUICK, TINY, command, run
+from typer.testing import CliRunner
 
 from fa_lib import kernels
+from fa_lib.commands.cli import app
 from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import ROOT
 from fa_lib.training import run as of_run
@@ -207,6 +209,36 @@ def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkey
     table, runs = study(["rerun"], StudySpec(1, 6, 2, replace(TINY, layers=1)), tmp_path / "study")
     assert runs.set_index("arm").status.to_dict() == {"baseline": "done", "rerun": "diverged at step 2"}
     assert table.step.tolist() == [0, 1, 2]
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, o):
+        return o.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float("nan")
+
+
+def blown_backward(q, k, v):
+    """A kernel whose gradients are NaN from the 7th call on, those of the third step."""
+    CALLS.append(1)
+    o = kernels.unfused(q, k, v)
+    return Backward.apply(o) if len(CALLS) > 6 else o
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_weights_that_are_not_finite_are_not_kept_and_the_command_says_so(every, tmp_path):
+    """They are seen when they are to be saved, after the third step, or else by the next loss."""
+    CALLS.clear()
+    (tmp_path / "x.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in vars(QUICK).items()))
+    words = ["--kernel", "test_training_run:blown_backward", "--config", f"{tmp_path}/x.yaml", "--steps", "20"]
+    words += ["--save-every", f"{every}", "--out", f"{tmp_path}/out"]
+    done = CliRunner().invoke(app, ["dev", "train", *words], prog_name="fa-lib")
+    assert done.exit_code == 2, done.output
+    assert "fa-lib: diverged at step 3; its last weights are those of step 2" in done.stderr
+    assert [int(p.stem[-6:]) for p in sorted((tmp_path / "out").glob("weights-*"))] == [0, 1, 2]
 
 
 NO_BACKWARD = "fa_lib.kernels.compiled:_flash_attn"

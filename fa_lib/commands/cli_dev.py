@@ -158,13 +158,13 @@ def train(
 
         changes = {name: value for name, value in (("kernel", kernel), ("precision", precision)) if value}
         spec = RunSpec(replace(arm_named(arm), **changes), seed, Config.load(config), steps, save_every, device)
-        from fa_lib.training import nonfinite, run  # slow to load: after what can be refused without it
+        from fa_lib.training import run, run_folder  # slow to load: after what can be refused without it
 
         result = run.train(spec, out, progress=True)
         loss, seconds = result["losses"][-1], result["seconds"]
         typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
         if result["status"] != "done":
-            raise RuntimeError(nonfinite.divergence_sentence(out))
+            raise RuntimeError(f"{result['status']}; its last weights are those of step {run_folder.steps_of(out)[-1]}")
 
 
 @app.command()
@@ -189,19 +189,6 @@ def study(
                 campaign.run_study_parts(drift, Config.load("small"), build() / "study", pool)
             if spike_record.NAME in parts:
                 spike_record.record(build() / "study" / spike_record.NAME, executor=pool)
-
-
-@app.command()
-def bench() -> None:
-    """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
-    with exit_on_error():
-        import runpy
-
-        from fa_lib.execution.paths import CHECKOUT
-
-        if CHECKOUT is None:
-            raise ValueError("bench: there is no checkout here; accepted is a clone of the repository")
-        runpy.run_path(str(CHECKOUT / "benchmarks" / "bench.py"), run_name="__main__")
 
 
 def notebooks_of(folder, names):

@@ -1,7 +1,7 @@
 """Block scales: the error of attention when Q, K, V and P, or a cache of K and V, are stored in FP8 or FP4."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,13 +9,10 @@ from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantized_attention import OPERANDS, Quantization, attention
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.dots import EXACT
 from fa_lib.numerics.formats import BF16, FP64
 from fa_lib.numerics.metrics import deviation, over_baseline
-from fa_lib.numerics.tensor_cores import TensorCore
 
 TILING = Tiling(64, 64)
 SHIFT, EVERY = 8.0, 16  # of "shifted K"
@@ -58,7 +55,6 @@ RECIPES = {
     "nvfp4_two_level": Recipe("NVFP4, two-level P", _of("NVFP4", "NVFP4_TWO_LEVEL")),
     "nvfp4_smoothed": Recipe("NVFP4, two-level P, K smoothed", _of("NVFP4", "NVFP4_TWO_LEVEL", smooth=True)),
 }
-ON_B200 = {"mxfp8": "MXFP8", "mxfp4": "MXFP4", "nvfp4_two_level": "NVFP4"}  # recipe -> inputs of its matrix unit
 KINDS = ("normal", "outliers", "sink", "shifted K")  # of `problem`
 
 
@@ -130,29 +126,3 @@ def block_scales(
         rows of `losses`.
     """
     return losses(*problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads), parts)
-
-
-def sums_of_b200(kind: str, seed: int, n: int, *, rows: int = 128, head_dim: int = 64, heads: int = 2) -> list[dict]:
-    """A cell: compare kernels with the sums of a B200's matrix unit, O chained through them, with the same kernels with
-    exact sums.
-
-    Args:
-        kind, seed, n, rows, head_dim, heads: as of `problem`.
-
-    Returns:
-        rows: recipe (of ON_B200); bits, the share of outputs that differ in BF16; times_rmse, the root mean square
-        error over that with exact sums.
-    """
-    q, k, v = problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads)
-    golden, results = kernels.golden(q, k, v, inputs=FP64), []
-    for recipe, inputs in ON_B200.items():
-        exact, summed = (
-            attention(
-                q, k, v, RECIPES[recipe].whole, tiling=TILING, algorithm=Algorithm("fa2", accumulate_in_mma=True),
-                precision=replace(Precision.kernel(BF16), products=products),
-            )
-            for products in (EXACT, TensorCore.of("B200", inputs))
-        )  # fmt: skip
-        times = over_baseline(*(deviation(o, golden, BF16).rmse for o in (summed, exact)))
-        results.append(dict(recipe=recipe, bits=(summed != exact).double().mean().item(), times_rmse=times))
-    return results

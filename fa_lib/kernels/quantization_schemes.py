@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.rows import nonzero
-from fa_lib.numerics.block_formats import E8M0
 from fa_lib.numerics.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
 
+E8M0 = Format("E8M0", exponent_bits=8, precision=1, emin=-127, emax=127, max=2.0**127, has_inf=False)  # powers of two
 PER = ("none", "tensor", "head", "block", "token", "group")
 
 
@@ -97,46 +97,22 @@ class Scheme:
         if axis == -2:
             return self.apply(x.mT).mT
         if self.per == "group":
-            elements, scales, outer = self.groups(x)
-            return elements * (outer * scales).repeat_interleave(self.size, -1)
+            return self._in_groups(x)
         dims = {"head": (-2, -1), "token": -1, "tensor": tuple(range(x.ndim))}[self.per]
         return self._rounded(x, largest(x, dims))
 
-    def groups(
-        self, x: Float64[Tensor, "... n d"], axis: int = -1, outer: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Quantise x in groups, and return the parts that a kernel stores; x is near the product of the three.
-
-        Args:
-            x, axis: as `apply`.
-            outer: the outer scale, (..., 1), where it is known; None is x's own.
-
-        Returns:
-            (elements, of x's shape (..., n, d); scales, (..., n, d / size), or (..., n / size, d) along axis -2; the
-            outer scale, (..., 1) or (1, 1), 1 where the scheme has none).
-
-        Raises:
-            ValueError: x's axis is no multiple of a group's size.
-        """
-        if axis == -2:
-            elements, scales, outer = self.groups(x.mT, outer=outer)
-            return elements.mT, scales.mT, outer.mT
+    def _in_groups(self, x: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... n d"]:
         if x.shape[-1] % self.size:
             accepted = f"a multiple of a group, {self.size}"
             raise ValueError(f"x: got {x.shape[-1]} values along the axis of its groups; accepted is {accepted}")
-        outer = self.outer_scale(x) if outer is None else outer
+        outer = x.new_ones(1, 1)  # or (..., n, 1), a row's own
+        if self.outer:
+            amax = largest(x, -1) if self.outer == "token" else x.abs().amax().reshape(1, 1)
+            outer = FP32(nonzero(amax) / (self.element.max * self.scale.max))
         parts = x.unflatten(-1, (-1, self.size))  # (..., n, groups, size)
         scales = self._scale(largest(parts, -1), outer[..., None])
-        elements = self._elements(parts, outer[..., None] * scales)
-        return elements.flatten(-2), scales.squeeze(-1), outer
-
-    def outer_scale(self, x: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... 1"]:
-        """Compute the FP32 scale of x (..., n, d): (1, 1) of the tensor, or (..., n, 1) of each row; (1, 1) of 1 where
-        the scheme has none."""
-        if not self.outer:
-            return x.new_ones(1, 1)
-        amax = largest(x, -1) if self.outer == "token" else x.abs().amax().reshape(1, 1)
-        return FP32(nonzero(amax) / (self.element.max * self.scale.max))
+        elements = self._elements(parts, outer[..., None] * scales).flatten(-2)
+        return elements * (outer * scales.squeeze(-1)).repeat_interleave(self.size, -1)
 
     def _scale(self, amax: Tensor, outer: Tensor | float = 1.0) -> Tensor:
         """Compute the scale for each amax, without the outer one; NaN where amax is not finite."""

@@ -7,7 +7,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.block_scaled_products import ScaledProducts
 from fa_lib.kernels.options import Keys, Outputs, Queries, Values, validate
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme, rotated, smoothed
@@ -16,7 +15,6 @@ from fa_lib.kernels.tiled import tiled
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import Dot
 from fa_lib.numerics.formats import BF16, FP64, Format
-from fa_lib.numerics.tensor_cores import ScaledCore
 
 OPERANDS = ("q", "k", "v", "p")
 
@@ -150,9 +148,7 @@ def attention(
 ) -> Outputs:
     """Compute attention by `tiled` with quantised operands. It is a forward pass: the result has no gradient.
 
-    Products are summed as `precision.products` says, from the values of the elements times their scales; or, where it
-    is a unit with block scales (`tensor_cores.TensorCore.of("B200", "MXFP8")`), as that sums elements and scales
-    (`block_scaled_products`). Then Q, K, V and P must have groups like the unit's.
+    Products are summed as `precision.products` says, from the values of the elements times their scales.
 
     Args:
         q, k, v, tiling, algorithm, options: as `tiled`; so is the result.
@@ -162,8 +158,7 @@ def attention(
 
     Raises:
         ValueError: an argument does not fit; head_dim, the keys, or a tile of them is no multiple of a group; smooth
-        with sinks or softcap, which see more of a score than its distance from the others; an operand or a cache that
-        the unit of `precision.products` cannot multiply.
+        with sinks or softcap, which see more of a score than its distance from the others.
     """
     settings = validate(q, k, v, **options)
     if quantization.smooth and (settings.sinks is not None or settings.softcap is not None):
@@ -175,14 +170,6 @@ def attention(
             raise ValueError(f"{name}: got {length} {unit}; accepted is a multiple of P's groups, {p.size}")
     steps = precision or Precision.kernel(BF16)
     q_, k_, v_ = (x.detach().double() for x in (q, k, v))
-    if isinstance(steps.products, ScaledCore):
-        if quantization.cached:
-            raise ValueError("quantization: got a cache with block-scaled products; accepted is V in groups of keys")
-        operands = (*quantization.spread(q_, k_), v_)
-        schemes = {name: getattr(quantization, name) for name in OPERANDS}
-        products = ScaledProducts.of(steps.products, schemes, dict(zip("qkv", operands)))
-        steps = replace(steps, inputs=FP64, probs=FP64, products=products)
-    else:
-        operands = quantization.loaded(q_, k_, v_, steps.inputs)
-        steps = replace(quantization.steps(steps), inputs=FP64)
+    operands = quantization.loaded(q_, k_, v_, steps.inputs)
+    steps = replace(quantization.steps(steps), inputs=FP64)
     return stored(tiled(*operands, tiling=tiling, precision=steps, algorithm=algorithm, **options), q.dtype)

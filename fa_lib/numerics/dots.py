@@ -1,7 +1,7 @@
 """Dot: how the products of a dot product are summed. Float64 in and out, values on the grids of their formats.
 
 A matrix product of the emulator is, by default, the exact sum, rounded once (`EXACT`). Processors do otherwise: they
-round each addition in some order (`SEQUENTIAL`, `PAIRWISE`), or, as GPUs do, truncate (`tensor_cores.TensorCore`).
+round each addition in order (`SEQUENTIAL`), or, as GPUs do, truncate (`tensor_cores.TensorCore`).
 Float64's own last bits of an exact sum belong to the machine; `DOUBLE_DOUBLE` defines them.
 """
 
@@ -120,19 +120,16 @@ class DoubleDouble(Dot):
 
 @dataclass(frozen=True)
 class Ordered(Dot):
-    """Every product and every addition is rounded to a format, in an order.
+    """Every product and every addition is rounded to a format, in order, c first.
 
     Attributes:
         fmt: the Format.
-        order: "sequential", c first; or "pairwise": neighbours, then neighbours of these sums, a sum without a
-            neighbour last, then c.
 
     Raises:
         ValueError: the format is not rounded to nearest.
     """
 
     fmt: Format
-    order: str = "sequential"
 
     def __post_init__(self):
         if self.fmt.mode != "nearest":
@@ -140,7 +137,7 @@ class Ordered(Dot):
 
     def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Compute c + a b, (batch, m, n), as `Dot.summed`."""
-        return sum_loops.threaded(sum_loops.LOOPS[self.order], a, b, c, self.fmt.grid)
+        return sum_loops.threaded(sum_loops.sequential, a, b, c, self.fmt.grid)
 
 
 EXACT, DOUBLE_DOUBLE = Exact(), DoubleDouble()
@@ -150,8 +147,3 @@ def SEQUENTIAL(fmt: FormatLike) -> Ordered:
     """Make the Dot that rounds each product and addition to fmt, in order: as one thread of a processor without fused
     multiply-add does."""
     return Ordered(Format.of(fmt))
-
-
-def PAIRWISE(fmt: FormatLike) -> Ordered:
-    """Make the Dot that rounds each product and addition to fmt, neighbours first."""
-    return Ordered(Format.of(fmt), "pairwise")

@@ -111,54 +111,6 @@ def chained(a, b, c, out, rule, grid, to_nearest):
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def grouped(a, b, c, out, rule, grid):
-    """Write c + a b to out, summed as a `ScaledCore` sums.
-
-    Args:
-        a: (m, k + k / group), of `tensor_cores.with_exponents`.
-        b: (k + k / group, n), the same.
-        c, out: float64 (m, n).
-        rule: block, group (products of a group), F, and the exponent of a c of 0.
-        grid: of the result's format.
-    """
-    block, group, F, zero = rule
-    k_all, emin_d = a.shape[1] * group // (group + 1), (grid[1] >> 52) - 1023
-    sums, scale, d = np.empty((block // group, LANES)), np.empty(LANES), np.empty(LANES)
-    top, sizes = np.empty(LANES, np.int32), np.empty(LANES)
-    for j0 in range(0, out.shape[1], LANES):
-        width = min(LANES, out.shape[1] - j0)
-        for i in range(out.shape[0]):
-            for j in range(width):
-                d[j] = c[i, j0 + j]
-            for first in range(0, k_all, block):
-                groups = (min(first + block, k_all) - first) // group
-                for j in range(width):
-                    e = max((_field(d[j]) >> 52) - 1023, emin_d)
-                    top[j] = zero if d[j] == 0.0 else e
-                for g in range(groups):
-                    start, at = first + g * group, k_all + first // group + g
-                    for j in range(width):
-                        sums[g, j], sizes[j] = 0.0, 0.0
-                    for k in range(start, start + group):
-                        a_k, row = a[i, k], b[k, j0 : j0 + width]
-                        for j in range(width):
-                            sums[g, j] += a_k * row[j]
-                            sizes[j] += abs(a_k * row[j])
-                    a_e, row_e = a[i, at], b[at, j0 : j0 + width]
-                    for j in range(width):
-                        top[j] = max(top[j], np.int32(a_e + row_e[j])) if sizes[j] > 0.0 else top[j]
-                for j in range(width):
-                    scale[j] = power_of_two(F - top[j])
-                    total = np.trunc(d[j] * scale[j]) + 0.0  # a sum of nothing but negative zeros is 0
-                    for g in range(groups):
-                        total += np.trunc(sums[g, j] * scale[j])
-                    r = _toward_zero(total * power_of_two(top[j] - F), grid)
-                    d[j] = d[j] if np.isinf(d[j]) else r
-            for j in range(width):
-                out[i, j0 + j] = d[j]
-
-
-@numba.njit(nogil=True, error_model="numpy")
 def sequential(a, b, c, out, grid):
     """Write c + a b to out, every product and addition rounded to nearest, in order, c first. A grid of 53 bits leaves
     float64's own rounding. Shapes: as of `chained`."""
@@ -174,37 +126,6 @@ def sequential(a, b, c, out, grid):
                     x = a_k * row[j]
                     acc[j] = acc[j] + x if own else nearest(acc[j] + nearest(x, grid), grid)
             out[i, j0 : j0 + width] = acc[:width]
-
-
-@numba.njit(nogil=True, error_model="numpy")
-def pairwise(a, b, c, out, grid):
-    """Write c + a b to out: every product is rounded to nearest, then the sums of neighbours, then the sums of these
-    (one without a neighbour goes last), and at the end c is added. Shapes: as of `chained`."""
-    m, n = out.shape
-    own, terms = grid[0] == 53, np.zeros((max(1, a.shape[1]), LANES))
-    for j0 in range(0, n, LANES):
-        width = min(LANES, n - j0)
-        for i in range(m):
-            for k in range(a.shape[1]):
-                a_k, row = a[i, k], b[k, j0 : j0 + width]
-                for j in range(width):
-                    x = a_k * row[j]
-                    terms[k, j] = x if own else nearest(x, grid)
-            count = a.shape[1]
-            while count > 1:
-                for k in range(count // 2):
-                    for j in range(width):
-                        x = terms[2 * k, j] + terms[2 * k + 1, j]
-                        terms[k, j] = x if own else nearest(x, grid)
-                if count % 2:
-                    terms[count // 2, :width] = terms[count - 1, :width]
-                count = (count + 1) // 2
-            for j in range(width):
-                x = c[i, j0 + j] + terms[0, j]
-                out[i, j0 + j] = x if own else nearest(x, grid)
-
-
-LOOPS = {"sequential": sequential, "pairwise": pairwise}
 
 
 def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:

@@ -6,12 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
+from fa_lib.plots.style import INK, log_ticks, styled
 from fa_lib.plots.training import LABELS, PARTING, STYLE, curve
 from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
@@ -75,31 +74,28 @@ def _number(ratio):
 
 
 @styled
-def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
-    """Draw figure 8d: the loss of each arm over its twin's, and the spectral entropy of the updates of Q and K.
+def health(losses: pd.Series, caption: str) -> Figure:
+    """Draw figure 8d: the loss of each arm over its twin's.
 
     Args:
         losses: of `training.distances.losses`, by pair and seed.
-        signals: of `training.campaign.signals`.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.9), width_ratios=(1.15, 1))
+    figure, ax = plt.subplots(figsize=(7, 3.9))
     names = [name for name in STYLE if name in losses.index.get_level_values("pair")][::-1]
     for y, name in enumerate(names):
         color, marker, _ = STYLE[name]
         ratios = losses[name].dropna()
-        left.plot(100 * (ratios - 1), [y] * len(ratios), marker, color=color, ms=3.5, alpha=0.5, mew=0)
+        ax.plot(100 * (ratios - 1), [y] * len(ratios), marker, color=color, ms=3.5, alpha=0.5, mew=0)
         mean, low, high = (100 * (x - 1) for x in geometric(ratios))
         if np.isfinite(low):
-            left.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
-    left.axvline(0, color=INK, lw=0.9)
-    left.set(yticks=range(len(names)), yticklabels=[LABELS[name] for name in names], ylim=(-0.6, len(names) - 0.4))
-    left.set(xlabel="training loss, mean of the last tenth, over the twin's (%)", title="loss")
-    left.grid(axis="x")
-    _entropies(right, signals)
-    figure_title = f"Figure 8d. {said(losses)};\n{_fallen(signals)}"
-    words = " Left: small points: seeds; large ones: their geometric mean, its 95 % interval. Right: mean over seeds; "
-    words += "bands: min to max; arXiv 2606.28116 watches it. One of 20 such intervals leaves out 0 by chance."
-    return captioned(figure, figure_title, caption + words)
+            ax.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
+    ax.axvline(0, color=INK, lw=0.9)
+    ax.set(yticks=range(len(names)), yticklabels=[LABELS[name] for name in names], ylim=(-0.6, len(names) - 0.4))
+    ax.set(xlabel="training loss, mean of the last tenth, over the twin's (%)")
+    ax.grid(axis="x")
+    words = " Small points: seeds; large ones: their geometric mean, its 95 % interval."
+    words += " One of 20 such intervals leaves out 0 by chance."
+    return captioned(figure, f"Figure 8d. {said(losses)}", caption + words)
 
 
 @styled
@@ -142,30 +138,3 @@ def said(losses: pd.Series) -> str:
         mean, low, high = (100 * (x - 1) for x in geometric(losses[name].dropna()))
         words[name] = f"{mean:+.1f} %" + (f" ({low:+.0f} to {high:+.0f})" if low < high else "")
     return f"Flash changes the loss by {words['flash']}, a nudge by {words['perturb']}"
-
-
-ENTROPIES = {  # of an arm: label, colour, marker, line
-    "baseline": ("Baseline, BF16", BASELINE, "D", "-"),
-    "flash": ("Flash, BF16", FLASH, "o", "-"),
-    "flash_small_tiles": ("every step in BF16, 32 tiles", GREEN, "X", "--"),
-    "fp32": ("Baseline, FP32", GREY, "^", ":"),
-    "fp16": ("unscaled FP16", FORMATS["FP16"][0], "v", "-"),
-}
-
-
-def _fallen(signals):
-    """Say which arms end at less than half of Baseline's entropy."""
-    last = signals[signals.step == signals.step.max()].groupby("arm").entropy.mean()
-    low = [label for arm, (label, *_) in ENTROPIES.items() if arm in last and last[arm] < last["baseline"] / 2]
-    return f"entropy ends below half of Baseline's in {' and '.join(low) or 'no arm'}"
-
-
-def _entropies(ax: Axes, signals: pd.DataFrame):
-    """Draw the spectral entropy over training, of arms in BF16, FP16 and FP32."""
-    for arm, (label, color, marker, line) in ENTROPIES.items():
-        own = signals[signals.arm == arm]
-        if len(own):
-            band(ax, by_seed(own, "step", "entropy"), color, marker, label, ls=line)
-    ax.set(xscale="log", xlabel="training iteration", title="spectral entropy of updates")
-    ax.set_ylabel("entropy of the updates of Q and K\n(1: no direction; mean over heads)")
-    ax.legend(fontsize=7)

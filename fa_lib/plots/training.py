@@ -1,12 +1,11 @@
 """The figures of the training study: one function each, from its tidy tables to a matplotlib Figure."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -280,34 +279,6 @@ def key_bias(table: pd.DataFrame, caption: str) -> Figure:
     axes[1].legend()
     title = "Figure 8b. Biases of key projections, whose exact gradient is 0, make most of the distance"
     return captioned(figure, title, caption + BANDS)
-
-
-@styled
-def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], caption: str) -> Figure:
-    """Draw figure 8c: the images that trained models draw from the same captions and noise.
-
-    Args:
-        images: label -> uint8 (captions, 3, size, size).
-        captions: of the images.
-        caption: of the figure.
-    """
-    size = 1.45 * len(captions) + 1.6, 1.38 * len(images) + 0.9
-    figure, axes = plt.subplots(len(images), len(captions), figsize=size, squeeze=False)
-    first = next(iter(images.values())).double()
-    for row, (label, pictures) in zip(axes, images.items()):
-        apart = (pictures.double() - first).abs().mean().item()
-        for ax, image in zip(row, pictures):
-            ax.imshow(image.permute(1, 2, 0).numpy())
-            ax.set(xticks=[], yticks=[])
-            ax.grid(False)
-            ax.spines[:].set_visible(False)
-        differs = f"\n({apart:.0f} of 255)" if apart else ""
-        row[0].set_ylabel(label + differs, rotation=0, ha="right", va="center")
-    for ax, words in zip(axes[0], captions):
-        ax.set_title(_wrapped(words, 22), fontsize=7, loc="center", fontweight="normal")
-    title = "Figure 8c. The models have learnt little, and every change of their training changes the pictures"
-    note = " A column has one caption and one noise. In brackets: mean difference of a pixel from the first row."
-    return captioned(figure, title, caption + note)
 
 
 def _wrapped(words, width):

@@ -10,24 +10,21 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
-from fa_lib.execution.files import replacing
 from fa_lib.execution.lookup import lookup
+from fa_lib.execution.machine import model
 from fa_lib.execution.paths import RECORDED
 from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
-from fa_lib.training.arithmetic import arithmetic, difference
 from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
 from fa_lib.training.distances import direction
+from fa_lib.training.half_products import slow
 from fa_lib.training.run_folder import steps_of, weights
-from fa_lib.training.spectra import entropies
-from fa_lib.training.study import StudySpec, jobs, samples, study
+from fa_lib.training.study import StudySpec, jobs, study
 
 NAME = "study"  # of its tables
 EARLY = 25  # steps whose weights are known by their bits
@@ -78,8 +75,6 @@ PARTS = {
 # were), and two distances are called equal where the 95 % interval of their ratio lies within MARGIN of 1.
 MARGIN = 0.1
 SAME_RECIPE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "orders")
-SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
-CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
 
 def run_study_parts(
@@ -104,7 +99,7 @@ def run_study_parts(
     """
     parts, by = [lookup("part", key, PARTS) for key in keys], _arithmetics(out)
     for part in [replace(full_part, seeds=min(seeds, full_part.seeds)) for seeds in ROUNDS for full_part in parts]:
-        tables, runs = _tables(part, config, folder, executor)
+        tables = _tables(part, config, folder, executor)
         before = recorded_tables(out)
         complete = {}
         for name, table in tables.items():
@@ -117,8 +112,6 @@ def run_study_parts(
         described_parts = [asdict(PARTS[key]) | dict(seeds=seeds_of[key], arithmetic=by[key]) for key in seeds_of]
         parameters = dict(config=asdict(config), parts=described_parts)
         save(out, NAME, parameters, complete.pop("differences"), more=complete, pool=executor)
-        if part.key == "main":
-            draw(runs, config, out)
     return recorded_tables(out)
 
 
@@ -130,15 +123,25 @@ def recorded_tables(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
 
     Returns:
         dict of DataFrames, each with a column part; empty where no study was recorded. differences and runs: the
-        columns of `study.study`. signals: arm, seed and the columns of `spectra.entropies`. bits: arm, seed, step,
+        columns of `study.study`. bits: arm, seed, step,
         sha256, of the weights after each of the first steps. directions: pair, seed and the columns of
         `distances.direction`.
     """
     folder = out / "data" / "results"
     if not (folder / f"{NAME}.csv").exists():
         return {}
-    more = {name: pd.read_csv(folder / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
+    more = {name: pd.read_csv(folder / f"{NAME}.{name}.csv") for name in ("runs", "bits", "directions")}
     return dict(differences=pd.read_csv(folder / f"{NAME}.csv")) | more
+
+
+def arithmetic() -> dict[str, str]:
+    """Name what the bits of a training step on a CPU depend on, beside the code: torch's version, the processor, the
+    instructions that torch's own loops use, and the formats whose products `half_products` sums in FP32."""
+    summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
+    return dict(
+        torch=torch.__version__, processor=model(), instructions=torch.backends.cpu.get_cpu_capability(),
+        summed_in_fp32=" ".join(summed) or "none",
+    )  # fmt: skip
 
 
 def _arithmetics(out):
@@ -156,30 +159,6 @@ def _arithmetics(out):
     return {part["key"]: part["arithmetic"] for part in parts}
 
 
-def draw(runs: pd.DataFrame, config: Config, out: Path = RECORDED / "cpu") -> None:
-    """Write the images that the trained models draw of CAPTIONS to data/results/study.samples.npz.
-
-    Args:
-        runs: of `study.study`.
-        config: of the models.
-        out: as of `run_study_parts`.
-    """
-    by_seed = [samples(runs[(runs.seed == seed) & runs.arm.isin(SHOWN)], CAPTIONS, config) for seed in range(PICTURED)]
-    images: dict[str, Any] = {arm: np.stack([of[arm].numpy() for of in by_seed if arm in of]) for arm in by_seed[0]}
-    with replacing(out / "data" / "results" / f"{NAME}.samples.npz") as path, path.open("wb") as file:
-        np.savez_compressed(file, **images)
-
-
-def recorded_drawings(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
-    """Read the images that the recorded models drew.
-
-    Returns:
-        dict of arm -> uint8 (seeds, captions, 3, size, size).
-    """
-    with np.load(out / "data" / "results" / f"{NAME}.samples.npz") as samples:
-        return {arm: torch.from_numpy(samples[arm]) for arm in samples}
-
-
 def same_recipe(table: pd.DataFrame) -> pd.DataFrame:
     """Select the rows of the parts that have the main part's steps and learning rate.
 
@@ -190,7 +169,8 @@ def same_recipe(table: pd.DataFrame) -> pd.DataFrame:
         DataFrame with its columns but part. Rows that two parts share (a twin's run, trained for both) come once.
     """
     rows = table[table.part.isin(SAME_RECIPE)].drop(columns="part")
-    return rows[~rows.duplicated([name for name in rows if name != "seconds"])].reset_index(drop=True)
+    differing = "seconds", "zeros", "zeros_qk"  # the counts of zeros are those of older runs alone
+    return rows[~rows.duplicated([name for name in rows if name not in differing])].reset_index(drop=True)
 
 
 def select_study(table: pd.DataFrame, key: str) -> pd.DataFrame:
@@ -214,7 +194,8 @@ def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
 
 def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
     """Say in one sentence how many weights files made here have the bits of the recorded study's main part, and, where
-    not all have, how this machine differs from the one that recorded it. Another machine is no error.
+    not all have, what is known of both machines. Another machine is no error: oneDNN and MKL choose their code by the
+    processor.
 
     Args:
         same: of `same_bits`.
@@ -225,7 +206,8 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
     """
     words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
     recorded = lookup("part", "main", _arithmetics(out))
-    return words if same.same.all() else f"{words}; {difference(arithmetic(), recorded)}"
+    both = [", ".join(f"{name} {text}" for name, text in names.items()) for names in (recorded, arithmetic())]
+    return words if same.same.all() else f"{words}; recorded: {both[0]}; here: {both[1]}"
 
 
 def bits(runs: pd.DataFrame) -> pd.DataFrame:
@@ -246,14 +228,12 @@ def bits(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tables(part, config, folder, executor):
-    """The tables of one part; and its runs, with their folders."""
+    """The tables of one part."""
     recipe = replace(config, lr=part.lr, optimizer=part.optimizer, weight_decay=part.weight_decay, noise=part.noise)
     spec, cells = StudySpec(part.seeds, part.steps, part.every, recipe), folder / "cells"
     differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=cells)
     tables = dict(differences=differences, runs=runs.drop(columns="at"))
-    tables |= dict(signals=signals(runs, config.heads, cells, executor))
-    tables |= dict(directions=directions(part.pairs, runs, cells, executor), bits=bits(runs))
-    return tables, runs
+    return tables | dict(directions=directions(part.pairs, runs, cells, executor), bits=bits(runs))
 
 
 def directions(pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "",
@@ -270,20 +250,3 @@ def directions(pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "",
     """
     table = sweep(direction, dict(job=jobs(pairs, runs)), cache=cache, executor=executor)
     return table.drop(columns=["folder", "twin", "heads"])
-
-
-def signals(runs: pd.DataFrame, heads: int, cache: str | Path = "",
-            executor: Executor | None = None) -> pd.DataFrame:  # fmt: skip
-    """Compute `spectra.entropies` of every run.
-
-    Args:
-        runs: of `study.study`.
-        heads: of the transformer.
-        cache, executor: as `sweep`.
-
-    Returns:
-        DataFrame: arm, seed, step, since, entropy, least.
-    """
-    axes = dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()])
-    table = sweep(entropies, axes, fixed=dict(heads=heads), cache=cache, executor=executor)
-    return table.drop(columns=["run", "heads"])

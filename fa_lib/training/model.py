@@ -119,15 +119,6 @@ class Attention:
         return attn.to_out[1](attn.to_out[0](o.transpose(1, 2).flatten(2)))
 
 
-def scheduler(noise: str = "shifted") -> Any:
-    """Make the schedule of the noise in training and in sampling, a FlowMatchEulerDiscreteScheduler; noise: as of a
-    Config.
-
-    It is Any to the type checker: diffusers annotates its tensors as FloatTensor, which a Tensor is not.
-    """
-    return FlowMatchEulerDiscreteScheduler(shift=3.0 if noise == "shifted" else 1.0)  # 3: more steps with much noise
-
-
 def noised(
     images: torch.Tensor, seed: int, step: int, levels: str = "shifted"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -143,7 +134,9 @@ def noised(
         (noisy images, float32 (batch, 3, size, size); timesteps, int64 (batch,); the velocity to predict, float32
         (batch, 3, size, size)).
     """
-    schedule, draw = scheduler(levels), generator(seed, step)
+    shift = 3.0 if levels == "shifted" else 1.0  # 3: more steps with much noise
+    schedule: Any = FlowMatchEulerDiscreteScheduler(shift=shift)  # diffusers annotates its tensors as FloatTensor
+    draw = generator(seed, step)
     x = images.float() / 127.5 - 1  # (batch, 3, size, size) in [-1, 1]
     noise = torch.randn(x.shape, generator=draw)
     # index 0 is all noise; logit-normal: arXiv 2403.03206
@@ -152,25 +145,3 @@ def noised(
     timesteps = schedule.timesteps[(fraction * len(schedule.timesteps)).long()]
     # whole numbers, as integers
     return schedule.scale_noise(x, timesteps, noise), timesteps.long(), noise - x
-
-
-@torch.no_grad()
-def sample(model: TextToImage, captions: Sequence[str], seed: int) -> torch.Tensor:
-    """Draw images with a trained model, in 25 steps.
-
-    Args:
-        model: the trained model. captions: n texts.
-        seed: of the noise that the images are made from.
-
-    Returns:
-        uint8 (n, 3, size, size), on the CPU.
-    """
-    schedule, size = scheduler(model.config.noise), model.config.image_size
-    schedule.set_timesteps(25)
-    device = next(model.parameters()).device
-    x = torch.randn(len(captions), 3, size, size, generator=generator(seed)).to(device)
-    tokens = model.tokens(captions).to(device)
-    for timestep in schedule.timesteps:
-        velocity = model(x, timestep.to(device).expand(len(x)), tokens)
-        x = schedule.step(velocity.float(), timestep, x, return_dict=False)[0]
-    return ((x.clamp(-1, 1) + 1) * 127.5).round().byte().cpu()

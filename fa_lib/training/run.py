@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from fa_lib import kernels
 from fa_lib.execution import files, folder_lock
 from fa_lib.execution.fingerprint import code_version
-from fa_lib.training import data, nonfinite
+from fa_lib.training import data
 from fa_lib.training.config import OPTIMIZERS, PRECISIONS, Config, RunSpec
 from fa_lib.training.half_products import HalfProducts, slow
 from fa_lib.training.model import TextToImage, noised
@@ -34,7 +33,6 @@ from fa_lib.training.run_folder import (
 )
 
 LIBRARIES = ("diffusers", "transformers")
-_QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 
 Watch = Callable[[int], Callable | None]
 
@@ -128,10 +126,7 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
 
     Returns:
         dict, as in run.json: settings, status ("done" or "diverged at step n"), losses, skipped (steps that the loss
-        scaler left out), zero_gradients (rows of step, share of exactly zero gradients in the transformer, the same in
-        its self-attention's Q and K projections), dtype (attention's), seconds, divergence (None, or why the loss was
-        not finite, a dict: step; weights, the name of a tensor of weights that was not finite before the step; of the
-        step made again what `nonfinite.traced` tells; last_good, the name of the last weights file that is finite).
+        scaler left out), dtype (attention's), seconds. The weights files of a run that diverged are finite.
 
     Raises:
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
@@ -183,8 +178,7 @@ class Run:
         optimizer = OPTIMIZERS[self.config.optimizer]
         self.optimizer = optimizer(self.model.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
         self.scaler = torch.amp.GradScaler(spec.device, enabled=arm.precision == "16-mixed")
-        self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
-        self.divergence = None
+        self.step, self.losses, self.skipped, self.status, self.before = 0, [], 0, "", 0.0
         torch.manual_seed(spec.seed)
 
     def advance(self, images: torch.Tensor, captions: list[str], watch: Watch | None) -> None:
@@ -201,12 +195,9 @@ class Run:
             raise RuntimeError(f"attention ran in {model.attention.dtypes}, and not in {self.dtype}")
         self.losses.append(loss.item())
         if not math.isfinite(self.losses[-1]):
-            del loss  # and what its backward pass would have needed
-            self.diverge(lambda: self.loss(*inputs).detach())
+            self.status = f"diverged at step {self.step}"
             return
         self.scaler.scale(loss).backward()
-        if self.step % self.spec.every == 0:
-            self.zeros.append([self.step, *self.zero_gradients()])
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -217,25 +208,13 @@ class Run:
             if all(p.isfinite().all() for p in model.parameters()):
                 self.save()
             else:  # the loss was finite, what it moved the weights to is not
-                self.diverge()
+                self.status = f"diverged at step {self.step}"
 
     def loss(self, noisy, timesteps, velocity, tokens) -> torch.Tensor:
         """Compute the mean square error of the model's velocity, a tensor of one number; of `forward`'s inputs."""
         with torch.autocast(self.spec.device, dtype=self.dtype, enabled="mixed" in self.spec.arm.precision):
             predicted = self.model(noisy.to(self.dtype), timesteps, tokens)
         return (predicted.float() - velocity).square().mean()
-
-    def diverge(self, loss: Callable[[], torch.Tensor] | None = None) -> None:
-        """End the run at this step, and find out why. loss: makes the step's forward pass again."""
-        self.status = f"diverged at step {self.step}"
-        self.divergence = nonfinite.divergence(self.folder, self.step, self.model, loss)
-
-    def zero_gradients(self) -> list[float]:
-        """Shares of exactly zero gradients: in the transformer, and in its self-attention's Q and K projections."""
-        parameters: Any = self.model.transformer.named_parameters()  # after a backward pass: each has a gradient
-        gradients = {n: p.grad for n, p in parameters}
-        groups = [*gradients.values()], [g for n, g in gradients.items() if n.endswith(_QK)]
-        return [sum(int((g == 0).sum()) for g in group) / sum(g.numel() for g in group) for group in groups]
 
     def save(self) -> None:
         """Write the weights and resume.ckpt, all that a resumed run needs: each file is complete or not there."""
@@ -246,7 +225,7 @@ class Run:
         rng = {"cpu": torch.get_rng_state()}
         if self.spec.device == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state()
-        numbers = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
+        numbers = dict(step=self.step, losses=self.losses, skipped=self.skipped)
         numbers |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
         file = io.BytesIO()
         torch.save(states | dict(rng=rng, numbers=numbers), file)
@@ -280,7 +259,7 @@ class Run:
         torch.set_rng_state(rng["cpu"])
         if "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
-        self.step, self.losses, self.skipped, self.zeros = (numbers[k] for k in ("step", "losses", "skipped", "zeros"))
+        self.step, self.losses, self.skipped = (numbers[k] for k in ("step", "losses", "skipped"))
         self.before = numbers["seconds"]
 
     def end(self) -> dict:
@@ -290,8 +269,8 @@ class Run:
             ValueError: weights that it wrote are gone.
         """
         result = dict(settings=self.settings, status=self.status or "done", losses=self.losses, skipped=self.skipped)
-        result |= dict(zero_gradients=self.zeros, dtype=str(self.dtype).removeprefix("torch."))
-        result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2), divergence=self.divergence)
+        result |= dict(dtype=str(self.dtype).removeprefix("torch."))
+        result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
         if missing := missing_of(self.folder, result):
             raise ValueError(missing)
         with files.replacing(self.folder / "run.json") as path:

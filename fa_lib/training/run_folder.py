@@ -126,14 +126,3 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
         return tensors
     except Exception as error:
         raise ValueError(f"weights: {path} is damaged; remove its folder to train again: {error}") from error
-
-
-def last_good(folder: str | Path) -> Path | None:
-    """Return the path of a run's last weights file that is undamaged and finite; None where there is none."""
-    for path in sorted(Path(folder).glob("weights-*.safetensors"), reverse=True):
-        try:
-            if all(tensor.isfinite().all() for tensor in load_weights(path).values()):
-                return path
-        except ValueError:  # damaged
-            continue
-    return None

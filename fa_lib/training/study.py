@@ -14,13 +14,11 @@ from fa_lib import kernels
 from fa_lib.execution.fingerprint import digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
-from fa_lib.kernels.eager import unfused
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
 from fa_lib.training.config import Config, RunSpec
 from fa_lib.training.distances import Job, compare
-from fa_lib.training.model import TextToImage, noised, sample
+from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run import check_kernel, repeatable, settings_of, train
-from fa_lib.training.run_folder import load_weights
 
 
 @dataclass(frozen=True)
@@ -88,18 +86,16 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
 
     Returns:
         dict: kernel, precision, dtype (attention's), status, loss (mean of the last tenth), skipped (steps, by the
-        loss scaler), zeros and zeros_qk (share of exactly zero gradients at the first step, in the transformer and in
-        the Q and K projections of its self-attention), seconds, at (its folder).
+        loss scaler), seconds, at (its folder).
     """
     run = spec.run(arm, seed)
     run_folder = Path(folder) / f"{arm}-{seed}-{digest(settings_of(run))[:12]}"
     result = train(run, run_folder)
     losses = result["losses"]
-    _, zeros, zeros_qk = (result["zero_gradients"] or [[0, np.nan, np.nan]])[0]  # none where step 0 diverged
     return dict(
         kernel=run.arm.kernel, precision=run.arm.precision, dtype=result["dtype"], status=result["status"],
-        loss=float(np.mean(losses[-max(1, spec.steps // 10) :])), skipped=result["skipped"], zeros=zeros,
-        zeros_qk=zeros_qk, seconds=result["seconds"], at=str(run_folder),
+        loss=float(np.mean(losses[-max(1, spec.steps // 10) :])), skipped=result["skipped"],
+        seconds=result["seconds"], at=str(run_folder),
     )  # fmt: skip
 
 
@@ -111,26 +107,6 @@ def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
         for pair in pairs
         for seed in runs.seed.unique()
     ]
-
-
-def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config) -> dict[str, torch.Tensor]:
-    """Let trained models draw images, all from the same captions and noise, with Baseline in FP32.
-
-    Args:
-        runs: rows of the study's runs, one for each arm.
-        captions: of the images. config: of the models.
-
-    Returns:
-        dict of arm -> uint8 (len(captions), 3, size, size).
-    """
-    model, out = TextToImage(config, unfused, 0), {}
-    for row in runs.itertuples():
-        tensors = load_weights(max(Path(row.at).glob("weights-*.safetensors")))
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(tensors[name])
-        out[row.arm] = sample(model, captions, seed=0)
-    return out
 
 
 def timing(
