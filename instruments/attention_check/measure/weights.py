@@ -6,7 +6,7 @@ P is read, not guessed: which keys a row sees, the map from scores to weights, r
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,7 +72,8 @@ class Weights:
         map: the Map. scale, softcap, slope: the ones that are due.
         sums_differ: whether row sums do, by more than rounding.
         sink: the logit of a further term of each row's sum; factor: of each row's sum; None where there is none.
-        fmt: the format of P, "" where it is not seen: it must be coarser than the output's.
+        fmt: the format of P, "" where it is not seen: it must be coarser than the output's. only_fmt: whether a kernel
+            with P in it may have these weights.
     """
 
     measured: Tensor
@@ -95,6 +96,7 @@ class Weights:
     sink: float | None
     factor: float | None
     fmt: str
+    only_fmt: bool
 
     @property
     def times(self) -> Tensor:
@@ -130,7 +132,8 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     options = {name: x for name, x in options.items() if x is not None and x is not False}
     eye = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*k.shape[:2], -1, -1)
     resolved = ResolvedOptions.of(q, k, eye, **options)
-    expected, bound = _expected(q, k, eye, options)
+    expected, *bounds = _expected(q, k, eye, options, Precision.kernel(q.dtype), Precision.materialized(q.dtype))
+    bound = torch.maximum(*bounds)
     measured, left_out = _measured(f, q, k, eye, width or q.shape[-1], options)
     due_heads = torch.arange(len(k) * k.shape[1]).repeat_interleave(resolved.group)
     key_heads = _key_heads(measured, q, k, due_heads)
@@ -145,7 +148,11 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     placed, fmt = measured[..., order], _format(measured, Format.of(q.dtype))
     bias, is_mask = _bias(resolved, placed)
     limit = (bound / expected)[expected > LEAST].square().mean().sqrt().item() / SIGMAS
-    limit = max(limit, Format.of(fmt).unit_roundoff) if fmt else limit
+    only_fmt = False
+    if fmt:
+        _, own_bound = _expected(q, k, eye, options, replace(Precision.kernel(q.dtype), probs=Format.of(fmt)))
+        only_fmt = bool(((measured - expected).abs() <= own_bound).all())
+        limit = max(limit, Format.of(fmt).unit_roundoff)
     raw = q.flatten(0, 1).double() @ keys.double().mT
     found = _map(placed, raw, bias, resolved, Format.of(fmt or q.dtype), limit)
     due, hidden = own > 0, _hidden(placed, found)
@@ -156,17 +163,14 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     sink, factor = _further_term(placed, found, slack) if sums_differ and not lost_in_sum else (None, None)
     return Weights(
         measured, expected, bound, options, left_out, key_heads, due_heads, moved, placed > 0, due, hidden,
-        lost_in_sum, found, resolved.scale, resolved.softcap, float(is_mask), sums_differ, sink, factor, fmt,
+        lost_in_sum, found, resolved.scale, resolved.softcap, float(is_mask), sums_differ, sink, factor, fmt, only_fmt,
     )  # fmt: skip
 
 
-def _expected(q, k, eye, options):
-    """Golden weights, and how far those of a kernel in q's format may be: a flash kernel's or an unfused one's."""
-    found = [
-        tolerance(q, k, eye, precision=precision(q.dtype), algorithm=algorithm, **options)
-        for precision, algorithm in ((Precision.kernel, "fa2"), (Precision.materialized, "baseline"))
-    ]
-    return found[0].golden.flatten(0, 1), torch.maximum(found[0].bound, found[1].bound).flatten(0, 1)
+def _expected(q, k, eye, options, *precisions):
+    """Golden weights, and for each Precision how far those of a right kernel may be, all (heads, n_q, n_kv)."""
+    found = [tolerance(q, k, eye, precision=precision, **options) for precision in precisions]
+    return found[0].golden.flatten(0, 1), *(each.bound.flatten(0, 1) for each in found)
 
 
 def _measured(f, q, k, eye, width, options):

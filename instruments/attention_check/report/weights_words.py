@@ -16,7 +16,8 @@ def lines(w: Weights) -> list[str]:
     with_options = f" with {asked}" if asked else ""
     worst, found = float(w.times.max()), differences(w)
     notes = [f"It does not take {listed(w.left_out)}, and was called without."] if w.left_out else []
-    notes += [f"P has {w.fmt}'s steps: it is in this format."] if w.fmt else []
+    explained = ", and this explains all differences" * (w.differs and w.only_fmt)
+    notes += [f"P is in {w.fmt}, by its steps{explained}."] if w.fmt else []
     if not w.differs:
         first = f"The weights are those of attention{with_options}: the largest error is {worst:.2g} of its bound."
         sums = w.measured.sum(-1)
@@ -24,7 +25,7 @@ def lines(w: Weights) -> list[str]:
         return [first, *(f"  {line}" for line in (read, *notes))]
     wrong = f"{int((w.times > 1).sum()):,} of {w.times.numel():,} differ"
     first = f"The weights are not those of attention{with_options}: {wrong}."
-    return [first, *(f"  {line}" for line in (*(found or [_unexplained(w)]), *notes))]
+    return [first, *(f"  {line}" for line in (*(found or [_unexplained(w)] * (not w.only_fmt)), *notes))]
 
 
 def differences(w: Weights) -> list[str]:
@@ -104,8 +105,10 @@ def _limits(seen: Tensor, unknown: Tensor) -> list[str]:
     own = torch.arange(n_q)[rows] + n_kv - n_q  # the key that aligns with each row
     seen, unknown = seen[rows], unknown[rows]
     first, last = keys.where(seen, n_kv).amin(-1), keys.where(seen, -1).amax(-1)
-    before, after = ((unknown & (keys == end[:, None])).any(-1) for end in (first - 1, last + 1))
     found, low, high = [], int(first.min()), int(last.max())
+    holes = ~seen.any(0) & ~unknown.all(0) & (keys[0] > low) & (keys[0] < high)
+    open_ends = unknown | holes
+    before, after = ((open_ends & (keys == end[:, None])).any(-1) for end in (first - 1, last + 1))
     left, right = (own - first)[(first > low) & ~before].unique(), (last - own)[(last < high) & ~after].unique()
     if len(left) == 1:
         found.append(f"a window of {int(left)} keys to the left")
@@ -117,8 +120,6 @@ def _limits(seen: Tensor, unknown: Tensor) -> list[str]:
         found.append(f"a causal mask{corner[int(right)]}" if int(right) in corner else other)
     if high < (min(n_kv - 1, int(own.max() + right)) if len(right) == 1 else n_kv - 1):
         found.append(f"no key after {high}")
-    inside = (keys >= first[:, None]) & (keys <= last[:, None])
-    holes = (inside & ~seen & ~unknown).any(0) & ~(inside & seen).any(0)
     if holes.any():
         found.append(f"{_runs(holes)} left out of every row")
     if not rows.all():
