@@ -61,10 +61,11 @@ def explain(
     with exit_on_error(json_file):
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
         if kernel:
-            from attention_check.commands.weights_page import explain_kernel
+            from attention_check.commands.kernel_weights import explain_kernel
 
-            wrong = explain_kernel(kernel, gpu, file, reading, out, json_file)
-            raise typer.Exit(1 if exit_code and wrong else 0)
+            found, read = explain_kernel(kernel, gpu, file, reading, out)
+            write_json(json_file, dict(kernel=kernel, differs=bool((found.times > 1).any()), lines=read))
+            raise typer.Exit(int(exit_code and bool((found.times > 1).any())))
         if file is None:
             raise ValueError("file: got none; accepted is a file with q, k, v and o, or --kernel")
         from attention_check.explain.explain import explain_call, read
