@@ -132,9 +132,7 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     distance = (torch.arange(n_kv) - torch.arange(n_q)[:, None] - n_kv + n_q).abs().double()
     bias = -distance.expand_as(raw) if added is None else added.flatten(0, 1)
     limit = (bound / expected)[expected > LEAST].square().mean().sqrt().item() / SIGMAS
-    found = _map(
-        p, raw, -distance.expand_as(raw) if added is None else added.flatten(0, 1), resolved, fmt or q.dtype, limit
-    )
+    found = _map(p, raw, bias, resolved, fmt or q.dtype, limit)
     sink, factor = _further_term(p, expected, found, bound.norm(dim=-1))
     return Weights(
         measured, expected, bound, options, left_out, key_heads, due_heads, moved, p > 0, own > 0, _hidden(p, found),

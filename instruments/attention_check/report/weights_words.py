@@ -136,6 +136,7 @@ def _scores(w):
 def _sums(w):
     sums, due = w.measured.sum(-1), w.expected.sum(-1)
     if ((sums - due).abs() > w.bound.norm(dim=-1)).any():
-        factor = ": the output is multiplied by it" * (w.factor is not None)
-        sink = "" if w.sink is None else f": each has one more term, as of a sink with the logit {w.sink:.3g}"
-        yield f"Rows sum up to {_span(sums)}, expected {_span(due)}{factor}{sink}."
+        more = "" if w.sink is None else f": each has one more term, as of a sink with the logit {w.sink:.3g}"
+        more = more if w.factor is None else ": the output is multiplied by it"
+        got = _span(sums) if w.factor is None else f"{w.factor:.4g}"
+        yield f"Rows sum up to {got}, expected {_span(due)}{more}."
