@@ -80,13 +80,13 @@ def test_a_planted_fault_is_read(fault):
 @pytest.mark.parametrize("name", ["flash", "unfused", "as_shipped"])
 @pytest.mark.parametrize("options", [dict(causal=True), dict(window=(20, 4)), dict(mask=SLOPES * torch.arange(KEYS))])
 def test_right_kernels_have_no_difference(name, dtype, options):
-    if name == "flash" and "window" in options:
+    if name != "as_shipped" and "window" in options:  # the others take none
         options = dict(mask=torch.rand(ROWS, KEYS, generator=torch.Generator().manual_seed(1)) < 0.7)
     options = {key: x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype != torch.bool else x
                for key, x in options.items()}  # fmt: skip
     found = weights(name, *drawn(dtype), **options)
     assert not differences(found) and found.map.residual <= found.map.limit and not found.left_out
-    assert (found.map.scale - DIM**-0.5).abs().max() < found.map.scale_error.max() < 0.01 * DIM**-0.5 * 4
+    assert (found.map.scale * DIM**0.5 - 1).abs().max() < 0.01
     assert "are those of attention" in str(found)
 
 
