@@ -66,8 +66,8 @@ def explain(
             found, read = explain_kernel(kernel, gpu, file, reading, out)
             write_json(json_file, dict(kernel=kernel, differs=bool((found.times > 1).any()), lines=read))
             raise typer.Exit(int(exit_code and bool((found.times > 1).any())))
-        if file is None:
-            raise ValueError("file: got none; accepted is a file with q, k, v and o, or --kernel")
+        if file is None or gpu:
+            raise ValueError("kernel: got none; accepted is one with --gpu, or where there is no file of q, k, v and o")
         from attention_check.explain.explain import explain_call, read
         from attention_check.explain.explain_words import lines, nearer
         from attention_check.explain.verdict import record

@@ -51,6 +51,8 @@ def _of_file(kernel, file, reading):
 
 
 def _of_drawn(kernel, reading):
+    if reading.layout != "bhsd" or reading.allow_large:
+        raise ValueError("layout, allow_large: got one for drawn inputs; accepted is a file with it")
     problems = []
     for head_dim, (heads, kv_heads, n_q) in SHAPES:
         q, k, _ = draw("normal", 0, (1, heads, n_q, head_dim), (1, kv_heads, N_KV, head_dim))

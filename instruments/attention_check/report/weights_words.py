@@ -119,7 +119,7 @@ def _scores(w):
     """The map from scores to weights."""
     if w.map.residual > w.map.limit:
         left, limit = (f"{100 * x:.2g} %" for x in (w.map.residual, w.map.limit))
-        yield f"log P is no line in the scores, and no softcap's curve: a line leaves {left}, rounding {limit}."
+        yield f"log P is {left} from a line in the scores, where rounding leaves {limit}, and from every softcap's curve."
         return
     if ((w.map.scale - w.scale).abs() > w.map.scale_error).any():
         times = _numbers(w.map.scale / w.scale)
