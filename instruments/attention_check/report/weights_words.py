@@ -119,7 +119,8 @@ def _scores(w):
     """The map from scores to weights."""
     if w.map.residual > w.map.limit:
         left, limit = (f"{100 * x:.2g} %" for x in (w.map.residual, w.map.limit))
-        yield f"log P is {left} from a line in the scores, where rounding leaves {limit}, and from every softcap's curve."
+        curve = "and from every softcap's curve"
+        yield f"log P is {left} from a line in the scores, where rounding leaves {limit}, {curve}."
         return
     if ((w.map.scale - w.scale).abs() > w.map.scale_error).any():
         times = _numbers(w.map.scale / w.scale)
