@@ -1,5 +1,6 @@
 """`fa-lib explain --kernel`: the weights of a kernel, in words and as a picture."""
 
+import math
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fa_lib.plots.style import styled
 
 SPREAD = 2.0  # standard deviation of the scores of drawn inputs: wide enough for a softcap's curve
 N_KV = 128
+LARGEST = 2**25  # weights of a file's call: some 4 GB of memory
 SHAPES = [*product((64, 128, 32, 576), ((4, 2, 96), (4, 4, 96), (4, 4, N_KV), (4, 1, 1), (4, 4, 1)))]
 
 
@@ -47,6 +49,9 @@ def explain_kernel(name: str, gpu: str, file: Path | None, reading: Reading, out
 
 def _of_file(kernel, file, reading):
     call = captured(file, reading).in_four_dimensions()
+    if (count := math.prod(call.q.shape[:3]) * call.k.shape[2]) > LARGEST:
+        few = f"save a call of at most {call.v.shape[-1]} keys and {call.q.shape[-1]} queries"
+        raise ValueError(f"{file}: has {count:,} weights; accepted are {LARGEST:,}: {few}")
     return weights(kernel, call.q, call.k, call.v.shape[-1], **call.options)
 
 

@@ -109,13 +109,11 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
         ValueError: an argument does not fit, or the kernel gives no output.
     """
     options = {name: x for name, x in options.items() if x is not None and x is not False}
-    eye = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*k.shape[:2], -1, -1)
+    eye = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
     resolved = ResolvedOptions.of(q, k, eye, **options)
     measured, left_out = _measured(f, q, k, eye, width or q.shape[-1], options)
-    fmt, precisions = (
-        _format(measured, Format.of(q.dtype)),
-        [Precision.kernel(q.dtype), Precision.materialized(q.dtype)],
-    )
+    fmt = _format(measured, Format.of(q.dtype))
+    precisions = [Precision.kernel(q.dtype), Precision.materialized(q.dtype)]
     precisions += [replace(precisions[0], probs=Format.of(fmt))] if fmt else []
     about = [tolerance(q, k, eye, precision=precision, **options) for precision in precisions]
     expected, bound = about[0].golden.flatten(0, 1), torch.stack([each.bound for each in about]).amax(0).flatten(0, 1)
@@ -131,7 +129,8 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     n_q, n_kv = raw.shape[1:]
     distance = (torch.arange(n_kv) - torch.arange(n_q)[:, None] - n_kv + n_q).abs().double()
     bias = -distance.expand_as(raw) if added is None else added.flatten(0, 1)
-    limit = (bound / expected)[expected > LEAST].square().mean().sqrt().item() / SIGMAS
+    large = expected > LEAST * expected.amax(-1, keepdim=True)
+    limit = (bound / expected)[large].square().mean().sqrt().item() / SIGMAS
     found = _map(p, raw, bias, resolved, fmt or q.dtype, limit)
     sink, factor = _further_term(p, expected, found, bound.norm(dim=-1))
     return Weights(

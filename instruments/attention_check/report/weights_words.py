@@ -59,15 +59,11 @@ def _visible(w):
         alike.setdefault(tuple(_limits(w.seen[head], unknown[head])), []).append(head)
     for limits, (head, *more) in alike.items():
         row = int(wrong[head].sum(-1).argmax())
-        where = (
-            ""
-            if len(more) + 1 == len(w.seen)
-            else f" of head{plural(len(more) + 1, '')} {listed(map(str, (head, *more)))}"
-        )
+        which = f" of head{plural(len(more) + 1, '')} {listed(map(str, (head, *more)))}"
+        where = which if len(more) + 1 < len(w.seen) else ""
         due = _limits(w.due[head], torch.zeros_like(w.due[head]))
-        words = [each for each in limits if each not in due] or [
-            f"without {each}" for each in due if each not in limits
-        ]
+        without = [f"without {each}" for each in due if each not in limits]
+        words = [each for each in limits if each not in due] or without
         own, keys = w.seen[head, row], torch.arange(w.seen.shape[-1])
         if own.any():
             own = own | unknown[head, row] & (keys > keys[own].min()) & (keys < keys[own].max())
