@@ -3,7 +3,6 @@
 import math
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -76,19 +75,18 @@ def weights_figure(w: Weights, title: str, caption: str) -> Figure:
     expected, measured = (np.ma.masked_less_equal(x[head].nan_to_num().numpy(), 0) for x in (w.expected, w.measured))
     ratio = np.ma.masked_array(measured.filled(0) / expected.filled(1e-9), measured.mask & expected.mask)
     figure, axes = plt.subplots(1, 3, figsize=(11.4, 4.2), sharey=True, layout="constrained")
-    shape: dict[str, Any] = dict(aspect="auto", interpolation="nearest")
-    for ax, p, name, colors, ends in zip(
-        axes, (expected, measured, ratio), ("expected weight", "measured weight", "ratio"),
-        ("YlGnBu", "YlGnBu", "RdBu_r"), ((1e-4, 1), (1e-4, 1), (0.25, 4)),
+    of_weights, of_ratios = (1e-4, 1e-3, 1e-2, 1e-1, 1), (0.25, 0.5, 1, 2, 4)
+    for ax, p, name, colors, ticks, label in zip(
+        axes, (expected, measured, ratio), ("expected", "measured", "measured / expected"),
+        ("YlGnBu", "YlGnBu", "RdBu_r"), (of_weights, of_weights, of_ratios),
+        ("", "weight (grey: 0)", "ratio (grey: 0 / 0)"),
     ):  # fmt: skip
-        image = ax.imshow(
-            p.clip(1e-12, 1e12), norm=LogNorm(*ends), cmap=plt.get_cmap(colors).with_extremes(bad=UNSEEN), **shape
-        )
+        norm, cmap = LogNorm(ticks[0], ticks[-1]), plt.get_cmap(colors).with_extremes(bad=UNSEEN)
+        image = ax.imshow(p.clip(1e-12, 1e12), norm=norm, cmap=cmap, aspect="auto", interpolation="nearest")
         ax.set(title=f"{name}, head {head}", xlabel="key")
         ax.grid(visible=False)
-        if name != "expected weight":
-            figure.colorbar(
-                image, ax=ax, label="weight (grey: 0)" if p is measured else "ratio (grey: 0 / 0)", extend="both"
-            )
+        if label:  # the first has the colours of the second
+            bar = figure.colorbar(image, ax=ax, label=label, ticks=ticks, format="%g", extend="both")
+            bar.minorticks_off()
     axes[0].set_ylabel("row")
     return captioned(figure, title, caption)
