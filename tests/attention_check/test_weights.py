@@ -1,5 +1,7 @@
 """The weights of a kernel, read through rows of the identity: planted faults are named, right kernels have none."""
 
+import json
+
 import pytest
 import torch
 
@@ -96,6 +98,9 @@ def test_what_is_due_is_what_is_believed():
     assert said == "Scores have no softcap, expected a softcap of 3."
     (said,) = differences(weights(kernel(), *drawn()))
     assert said.endswith("a causal mask, aligned bottom-right.")
+    mask = SLOPES * (torch.arange(KEYS) - torch.arange(ROWS)[:, None] - KEYS + ROWS)
+    (said,) = differences(weights(kernel(slopes=SLOPES / 8), *drawn(), causal=True, mask=mask))
+    assert said == "The mask that is added is multiplied by 0.125, expected 1."
 
 
 def test_the_format_of_p_is_read_by_its_steps():
@@ -113,7 +118,7 @@ def test_noise_has_no_cause():
     assert not any(word in each for each in found for word in ("multiplied", "sink", "ALiBi", "page", "window"))
 
 
-def test_values_come_in_blocks_of_any_width_and_from_a_kernel_of_its_own_names(tmp_path):
+def test_values_come_in_blocks_of_any_width_and_from_a_kernel_of_its_own_names():
     q, k = drawn()
     seen = []
 
@@ -125,8 +130,6 @@ def test_values_come_in_blocks_of_any_width_and_from_a_kernel_of_its_own_names(t
 
 
 def test_the_command_says_it_and_writes_a_page(tmp_path):
-    import json
-
     from typer.testing import CliRunner
 
     from fa_lib.commands.cli import app
@@ -135,15 +138,7 @@ def test_the_command_says_it_and_writes_a_page(tmp_path):
         "from fa_lib.kernels import unfused\n"
         "def attention(q, k, v, causal=False):\n    return unfused(q, k, v, causal=causal, scale=0.15)\n"
     )
-    asked = [
-        "explain",
-        "--kernel",
-        f"{tmp_path}/scaled.py:attention",
-        "--causal",
-        "--exit-code",
-        "--out",
-        f"{tmp_path}",
-    ]
+    asked = f"explain --kernel {tmp_path}/scaled.py:attention --causal --exit-code --out {tmp_path}".split()
     result = CliRunner().invoke(app, [*asked, "--json", f"{tmp_path}/found.json"])
     assert result.exit_code == 1, result.output
     assert "Scores are multiplied by 0.15, expected 0.125 (1.2 times)." in result.output
