@@ -25,7 +25,7 @@ from fa_lib.plots.style import styled
 
 SPREAD = 2.0  # standard deviation of the scores of drawn inputs: wide enough for a softcap's curve
 N_KV = 128
-LARGEST = 2**25  # weights of a file's call: some 4 GB of memory
+LARGEST = 2**23  # weights of a file's call, some 100 bytes of memory each
 SHAPES = [*product((64, 128, 32, 576), ((4, 2, 96), (4, 4, 96), (4, 4, N_KV), (4, 1, 1), (4, 4, 1)))]
 
 
