@@ -96,6 +96,8 @@ def test_what_is_due_is_what_is_believed():
     assert not differences(weights(kernel(cap=3.0), *drawn(), causal=True, softcap=3.0))
     (said,) = differences(weights(kernel(), *drawn(), causal=True, softcap=3.0))
     assert said == "Scores have no softcap, expected a softcap of 3."
+    (said,) = differences(weights(kernel(cap=3.0), *drawn(), causal=True, softcap=6.0))
+    assert said == "Scores have a softcap of 3, expected a softcap of 6."
     (said,) = differences(weights(kernel(), *drawn()))
     assert said.endswith("a causal mask, aligned bottom-right.")
     mask = SLOPES * (torch.arange(KEYS) - torch.arange(ROWS)[:, None] - KEYS + ROWS)

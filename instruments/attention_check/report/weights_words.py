@@ -16,7 +16,8 @@ def lines(w: Weights) -> list[str]:
     first = f"The weights are not those of {believed}: {int((w.times > 1).sum()):,} of {w.times.numel():,} differ."
     if worst <= 1:
         first = f"The weights are those of {believed}: the largest error is {worst:.2g} of its bound."
-        found = [f"Scores are multiplied by {_numbers(w.map.scale)}. Rows sum up to {_span(w.measured.sum(-1))}."]
+        scale = f"Scores are multiplied by {_numbers(w.map.scale)}. " * bool((w.map.scale_error < w.scale).all())
+        found = [f"{scale}Rows sum up to {_span(w.measured.sum(-1))}."]
     found += [f"P is in {w.fmt}, by its steps."] if w.fmt else []
     found += [f"The kernel does not take {listed(w.left_out)}, and was called without."] if w.left_out else []
     return [first, *(f"  {line}" for line in found)]
@@ -92,7 +93,7 @@ def _limits(seen: Tensor, unknown: Tensor) -> list[str]:
         found.append(f"no key before {low}")
     if len(right) == 1:
         corner = {0: ", aligned bottom-right", n_q - n_kv: ", aligned top-left"} if n_q != n_kv else {0: ""}
-        other = f"keys up to the {abs(int(right))}th {'after' if right > 0 else 'before'} the row's own"
+        other = f"keys up to {abs(int(right))} {'after' if right > 0 else 'before'} the row's own"
         found.append(f"a causal mask{corner[int(right)]}" if int(right) in corner else other)
     if high < (min(n_kv - 1, int(own.max() + right)) if len(right) == 1 else n_kv - 1):
         found.append(f"no key after {high}")
@@ -119,9 +120,9 @@ def _scores(w):
         yield f"log P is {left} from a line in the scores, where rounding leaves {limit}, {curve}."
         return
     if ((w.map.scale - w.scale).abs() > w.map.scale_error).any():
-        times = _numbers(w.map.scale / w.scale)
-        yield f"Scores are multiplied by {_numbers(w.map.scale)}, expected {w.scale:.4g} ({times} times)."
-    if (w.map.softcap is None) != (w.softcap is None):
+        times = "" if " " in (scale := _numbers(w.map.scale)) else f" ({_numbers(w.map.scale / w.scale)} times)"
+        yield f"Scores are multiplied by {scale}, expected {w.scale:.4g}{times}."
+    if abs((w.map.softcap or 0) - (w.softcap or 0)) > 0.01 * (w.softcap or 0):
         got, due = (f"a softcap of {x:.4g}" if x else "no softcap" for x in (w.map.softcap, w.softcap))
         yield f"Scores have {got}, expected {due}."
     if ((w.map.slope - w.slope).abs() > w.map.slope_error).any():
