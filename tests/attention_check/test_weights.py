@@ -131,7 +131,7 @@ def test_values_come_in_blocks_of_any_width_and_from_a_kernel_of_its_own_names()
     assert not differences(fa_lib.weights(named, q, k, width=40, causal=True)) and seen == [40, 40, 40]
 
 
-def test_the_command_says_it_and_writes_a_page(tmp_path):
+def test_the_command_says_it_and_draws_a_picture(tmp_path):
     from typer.testing import CliRunner
 
     from fa_lib.commands.cli import app
