@@ -143,8 +143,7 @@ def _measured(f, q, k, eye, width, options):
     """The kernel's P, in blocks of `width` keys, and the options that it does not take. The last block goes on with the
     first keys, so that no column of V is 0: a scale for each column would be 0, too."""
     n_kv, blocks = k.shape[2], []
-    ours = callable(f) and not isinstance(f, KernelRef)
-    with nullcontext(f) if ours else isolated(KernelRef.of(f)) as kernel:
+    with isolated(KernelRef.of(f)) if isinstance(f, (str, KernelRef)) else nullcontext(f) as kernel:
         fn = kernels.plain(kernel)
         names = OwnNames.of(fn).options
         taken = {name: x for name, x in options.items() if names.get(name, name)}
@@ -216,18 +215,20 @@ def _map(p, raw, bias, resolved, fmt, limit):
         error = SIGMAS * (inverse.diagonal(dim1=-2, dim2=-1) * left[:, None]).sqrt()
         error = torch.maximum(error, limit * (count[:, None] / X.square().sum(1)).sqrt())
         cap = None if turn is None else float(b[:, 0].mean()) * turn
-        return Map(*b[..., 0].mT, *error.mT, cap, float(left.mean().sqrt()), limit, b[:, :1] * x + b[:, 1:] * bias)
+        (scale, slope), errors, logits = b[..., 0].mT, error.mT, b[:, :1] * x + b[:, 1:] * bias
+        return Map(scale, slope, errors[0], errors[1], cap, float(left.mean().sqrt()), limit, logits)
 
     believed = None if resolved.softcap is None else resolved.softcap / resolved.scale
     lines = [fitted(turn) for turn in dict.fromkeys((believed, None))]
     if right := [line for line in lines if line.residual <= limit]:
         return right[0]
-    from scipy.optimize import minimize_scalar
+    from scipy import optimize  # a quarter of a second that most kernels need not wait for
 
     logs = (torch.linspace(-6, 4, TURNS, dtype=torch.float64) + raw.abs().max().log()).tolist()
     best = min(range(TURNS), key=lambda i: fitted(math.exp(logs[i])).residual)
     ends = logs[max(best - 1, 0)], logs[min(best + 1, TURNS - 1)]
-    curve = fitted(math.exp(minimize_scalar(lambda x: fitted(math.exp(x)).residual, bounds=ends, method="bounded").x))
+    turn = optimize.minimize_scalar(lambda x: fitted(math.exp(x)).residual, bounds=ends, method="bounded")
+    curve = fitted(math.exp(float(turn.x)))
     return curve if curve.residual <= limit else lines[0]
 
 
