@@ -227,7 +227,7 @@ def _map(p, raw, bias, resolved, fmt, limit):
     logs = (torch.linspace(-6, 4, TURNS, dtype=torch.float64) + raw.abs().max().log()).tolist()
     best = min(range(TURNS), key=lambda i: fitted(math.exp(logs[i])).residual)
     ends = logs[max(best - 1, 0)], logs[min(best + 1, TURNS - 1)]
-    turn = optimize.minimize_scalar(lambda x: fitted(math.exp(x)).residual, bounds=ends, method="bounded")
+    turn: Any = optimize.minimize_scalar(lambda x: fitted(math.exp(x)).residual, bounds=ends, method="bounded")
     curve = fitted(math.exp(float(turn.x)))
     return curve if curve.residual <= limit else lines[0]
 
