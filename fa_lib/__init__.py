@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import ptx_machine as gpu
     from attention_check import testing
     from attention_check.explain.explain import explain
+    from attention_check.measure.weights import weights
     from attention_check.probe.tensor_files import load
     from fa_lib import kernels, theory
     from fa_lib.execution.sweep import sweep
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "Precision", "Tiling",
     "deviation", "draw", "explain", "gpu", "kernels", "load", "round_to", "sweep", "testing", "theory", "wasserstein",
+    "weights",
 ]  # fmt: skip
 _FORMATS = ("BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "round_to")
 _HOMES = dict.fromkeys(_FORMATS, "numerics.formats") | {
@@ -34,6 +36,7 @@ _INSTRUMENTS = {
     "testing": "attention_check.testing",
     "explain": "attention_check.explain.explain",
     "load": "attention_check.probe.tensor_files",
+    "weights": "attention_check.measure.weights",
 }
 
 

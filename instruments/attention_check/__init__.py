@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from attention_check.explain.explain import explain
     from attention_check.explain.shrink import shrink
     from attention_check.gpu.blame import blame
+    from attention_check.measure.weights import weights
     from attention_check.probe.probe import Probe
     from attention_check.testing import assert_attention_close, parametrize_with_checks
 
 __all__ = [
     "Probe", "assert_attention_close", "blame", "check_kernel", "check_model", "check_tensors", "compare", "explain",
-    "parametrize_with_checks", "shrink",
+    "parametrize_with_checks", "shrink", "weights",
 ]  # fmt: skip
 _HOMES = {
     "check_kernel": "commands.reports", "check_model": "commands.captured_reports",
     "check_tensors": "commands.captured_reports",
     "compare": "explain.compare", "explain": "explain.explain", "shrink": "explain.shrink", "blame": "gpu.blame",
     "Probe": "probe.probe", "assert_attention_close": "testing", "parametrize_with_checks": "testing",
+    "weights": "measure.weights",
 }  # fmt: skip
 
 

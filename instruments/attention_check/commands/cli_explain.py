@@ -10,6 +10,7 @@ from attention_check.commands.cli_check import (
     CAUSAL,
     DEVICE,
     FILE_LAYOUT,
+    GPU,
     KERNEL_NAMES,
     SCALE,
     SOFTCAP,
@@ -25,12 +26,18 @@ app = typer.Typer()
 @app.command()
 def explain(
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             help="q, k, v and o; o_ref, cu_seqlens, lse, dO, dq, dk, dv if there are any: .safetensors, .npz or .pt"
         ),
-    ],
-    fmt: Annotated[str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one")] = "",
+    ] = None,
+    kernel: Annotated[
+        str, typer.Option(help=f"measure its weights on the file's q and k, or on drawn ones: {KERNEL_NAMES}")
+    ] = "",
+    gpu: GPU = "",
+    fmt: Annotated[
+        str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one; of drawn ones")
+    ] = "",
     out: Annotated[
         str, typer.Option(help="folder for a page, the worst rows, a script that reads them and text for an issue")
     ] = "",
@@ -49,15 +56,23 @@ def explain(
     """Rounding or bug, and why? One of four words for an output: ROUNDING, CONVENTION, PRECISION or BUG.
 
     The options are what you believe of the call. No kernel is needed: the tensors may come from a GPU, a phone, another
-    language.
+    language. With --kernel, the weights that it gives to its keys are measured, and compared with attention's.
     """
     with exit_on_error(json_file):
+        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
+        if kernel:
+            from attention_check.commands.kernel_weights import explain_kernel
+
+            found, read = explain_kernel(kernel, gpu, file, reading, out)
+            write_json(json_file, dict(kernel=kernel, differs=bool((found.times > 1).any()), lines=read))
+            raise typer.Exit(int(exit_code and bool((found.times > 1).any())))
+        if file is None or gpu:
+            raise ValueError("kernel: got none; accepted is one with --gpu, or where there is no file of q, k, v and o")
         from attention_check.explain.explain import explain_call, read
         from attention_check.explain.explain_words import lines, nearer
         from attention_check.explain.verdict import record
         from fa_lib.execution.results import provenance
 
-        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
         calls = read(file, reading)
         found = {name: explain_call(each) for name, each in calls.items()}
         say("\n".join(line for name, each in found.items() for line in lines(each, name)))

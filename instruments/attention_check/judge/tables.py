@@ -30,7 +30,8 @@ OF_BOUND = ("judged", "distribution", "n", "rows", "of", "key", "same", "share",
 
 def growth(lengths: pd.DataFrame) -> Iterator[Finding]:
     """How the error over Baseline's goes with N, for the format, inputs and number of queries where it is largest."""
-    mean = _by_queries(lengths).groupby(["fmt", "distribution", "few", "n"]).times_max.mean().dropna().reset_index()
+    few = lengths.queries.where(lengths.queries < lengths.n, 0).astype(int)  # 0: as many as keys
+    mean = lengths.assign(few=few).groupby(["fmt", "distribution", "few", "n"]).times_max.mean().dropna().reset_index()
     groups = [rows for _, rows in mean.groupby(["fmt", "distribution", "few"], sort=False) if len(rows) > 1]
     if groups:
         rows = max(groups, key=lambda rows: rows.times_max.max())
@@ -38,11 +39,6 @@ def growth(lengths: pd.DataFrame) -> Iterator[Finding]:
         where = dict(distribution=first.distribution, fmt=first.fmt, queries=int(first.few) or None, n=int(last.n))
         where |= dict(from_n=int(first.n), from_number=float(first.times_max))
         yield Finding("growth", Severity.REPORTED, where, last.times_max)
-
-
-def _by_queries(lengths):
-    """With a column few: queries, and 0 where they are as many as keys."""
-    return lengths.assign(few=lengths.queries.where(lengths.queries < lengths.n, 0).astype(int))
 
 
 def largest(lengths: pd.DataFrame) -> Iterator[Finding]:

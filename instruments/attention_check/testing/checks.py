@@ -290,19 +290,18 @@ def failed(results: Mapping[str, Result]) -> bool | None:
     return None if not decided else not all(decided)
 
 
-def _outcome(result):
-    if result.passed is None:
-        return "reported" if result.reported else "unasked"
-    return "passed" if result.passed else "failed"
+OUTCOMES = {  # passed and reported of a Result -> in the count, and in a line
+    (True, False): ("passed", "passes"), (False, False): ("failed", "FAILS"),
+    (None, True): ("reported", "reported, does not count"), (None, False): ("not run", "not run"),
+}  # fmt: skip
 
 
 def check_lines(label: str, results: Mapping[str, Result]) -> list[str]:
     """Write how many of the checks passed, then a line for each."""
-    words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not run")
-    past = dict(passed="passed", failed="failed", reported="reported", unasked="not run")
-    outcomes = {check: _outcome(result) for check, result in results.items()}
-    counts = [f"{[*outcomes.values()].count(key)} {word}" for key, word in past.items() if key in outcomes.values()]
-    lines = [f"{label}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
+    words = {check: OUTCOMES[result.passed, result.reported] for check, result in results.items()}
+    past = [word for word, _ in words.values()]
+    counts = [f"{past.count(word)} {word}" for word, _ in OUTCOMES.values() if word in past]
+    lines = [f"{label}: {len(words)} check{'s' * (len(words) > 1)}: {', '.join(counts)}."]
     for check, result in results.items():
-        lines.append(f"  {check}: {words[outcomes[check]]}{f': {result.why}' if result.why else ''}")
+        lines.append(f"  {check}: {words[check][1]}{f': {result.why}' if result.why else ''}")
     return [Untrusted(line) for line in lines]
