@@ -142,7 +142,7 @@ def test_baselines_error_is_storing_where_v_has_one_sign():
 
 @pytest.mark.parametrize("distribution", VALUES_OF)
 def test_the_map_of_bits_is_within_a_bit_of_the_frontier(distribution):
-    for tiles in (1, 2, 4, 8, 16, 32, 128):
+    for tiles in (1, 4, 16, 128):
         given = dict(tiles=tiles, bits=[5, 6, 7, 8, 9, 10, 11, 12, 14])
         rows = pd.DataFrame(row for seed in (0, 1, 2) for row in carried(distribution, seed, **given))
         times = rows.groupby("bits").times_max.mean()
