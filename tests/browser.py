@@ -166,11 +166,23 @@ def test_sliders_redraw_at_once(page):
 
 
 def test_menus_turn_the_verdict(page):
+    choose(page, "accumulator O", "FP32")
+    wait_for(page, "every step, accumulator FP32;")
+    assert verdict(page) == "Fails"
+    choose(page, "row sum l", "FP32")
+    wait_for(page, "every step, row_sum FP32, accumulator FP32;")
+    assert verdict(page) == "Passes"
+    choose(page, "accumulator O", "BF16")
+    choose(page, "row sum l", "BF16")
+    wait_for(page, "Flash: every step;")
     choose(page, "sums in", "FP32")
     before = len(wait_for(page, "every step, row_sum FP32, accumulator FP32;"))
     assert verdict(page) == "Passes"
+    choose(page, "precision", "as shipped")
+    seen = wait_for(page, "Flash: as shipped;")
+    assert verdict(page) == "Passes" and len(seen) == before + 1  # nine menus, one picture
     choose(page, "precision", "every step")
-    assert len(wait_for(page, "Flash: every step;")) == before + 1  # nine menus, one picture
+    wait_for(page, "Flash: every step;")
     assert verdict(page) == "Fails"
 
 

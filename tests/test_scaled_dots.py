@@ -77,9 +77,9 @@ def drawn(core, n, k, seed, wide):
 
 
 @pytest.mark.parametrize("core", CORES, ids=name)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), wide=st.integers(0, 40), blocks=st.integers(1, 5))
-def test_a_scaled_core_is_its_rule_in_whole_numbers(core, seed, wide, blocks):  # 100 dot products each
+def test_a_scaled_core_is_its_rule_in_whole_numbers(core, seed, wide, blocks):  # 100 dot products each: 8,000 in all
     a, b, c, scales = drawn(core, 100, 32 * blocks, seed, wide)
     rows = zip(a.tolist(), b.tolist(), c.tolist(), *(x.tolist() for x in scales))
     assert core(a, b, c, scales).tolist() == [in_integers(core, *row) for row in rows]
@@ -124,8 +124,12 @@ def test_infinity_and_nan_go_through(core, x):
         assert math.isnan(by(each, [(math.nan, 1.0, [])])) and by(each, [(1.0, 1.0, [])], -math.inf) == -math.inf
 
 
-def test_rows_are_those_of_the_paper_and_of_the_schemes():
+def test_rows_say_what_they_are():
+    assert {str(core.inputs): (core.block, core.group, core.F) for core in CORES} == {
+        "MXFP8": (32, 1, 25), "MXFP8_E5M2": (32, 1, 25), "MXFP4": (64, 16, 35), "NVFP4": (64, 16, 35),
+    }  # fmt: skip
     assert all(not core.measured and core.result == FP32 and "2511.10909" in core.source for core in CORES)
+    assert TensorCore.of("B200", BLOCKS["NVFP4"]) == NVFP4
     for key, fmt in BLOCKS.items():
         scheme = Scheme.of(key)
         assert (scheme.element, scheme.size, scheme.scale) == (fmt.element, fmt.size, fmt.scale)
