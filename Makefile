@@ -45,8 +45,8 @@ mutants mutants-quick: $(call has,test) ## how good is the judge, on kernels wit
 
 # What writes another table or page of the repository: docs/reference/command_line.md
 original blame: $(call has,gpu)
-heads mutations reports: $(call has,test)
-original blame heads mutations reports:
+heads reports: $(call has,test)
+original blame heads reports:
 	$(MEASURE).$(subst blame,blamed,$(subst heads,pretrained,$@))
 example: $(call has,figures) ; @$(PYTHON) examples/check_a_model.py
 claims: $(call has,core) ; $(FA_LIB) dev claims --renew

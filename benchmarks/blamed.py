@@ -3,12 +3,13 @@ coarse lines in FP32. `make blame` writes data/blame, in some ten minutes of two
 build/blamed."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from attention_check.gpu.blame import Blame, blame, what_if
@@ -35,59 +36,29 @@ class Call:
     """A call of a kernel that is blamed.
 
     Attributes:
-        kernel: a function, or its name for `kernels.get`.
+        kernel: its name, for `kernels.get`.
         fmt: of the inputs. n_q, n: queries, keys.
-        steps: words for a step -> a file's name, and lines in it. What has no words is "other".
+        steps: words for a step -> a file's name, and numbers of lines in it. What has no words is "other".
         coarse: the steps that the kernel has in 16 bits and could have in FP32.
     """
 
-    kernel: str | Callable
+    kernel: str
     fmt: str
     n_q: int
     n: int
-    steps: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    coarse: tuple[str, ...] = ()
+    steps: Mapping[str, list]
+    coarse: Sequence[str] = ()
 
     def step_of(self, line: Line) -> str:
         """Return the words of a line's step: of the innermost call that has any."""
         for file, number in line.frames:
-            for words, (name, numbers) in self.steps.items():
+            for words, (name, *numbers) in self.steps.items():
                 if Path(file).name == name and number in numbers:
                     return words
         return "other"
 
 
-P, O, SUM, CARRIED = "P to 16 bits", "O to 16 bits, at the end", "row sum in 16 bits", "O in 16 bits, at every tile"
-CALLS = {  # line numbers: of the versions that the gallery pins
-    "triton_attention (ours)": Call(
-        "examples.triton_attention:attention", "BF16", 64, 512,
-        {P: ("triton_attention.py", (38,)), O: ("triton_attention.py", (41,))},
-    ),
-    "FlashAttention-2": Call(
-        fa2_forward, "BF16", 128, 512,
-        {P: ("flash_fwd_kernel.h", (347, 409)), O: ("flash_fwd_kernel.h", (436,))},
-    ),
-    "llama.cpp, fattn-mma": Call(
-        "attention_gallery.llama_cuda:llama_cuda_mma_crowded", "FP16", 16, 4096,
-        {CARRIED: ("fattn-mma-f16.cuh", (1046, 932, 937)), P: ("fattn-mma-f16.cuh", (985,))}, (CARRIED,),
-    ),
-    "Conch, paged": Call(
-        "attention_gallery.conch_kernels:conch_paged", "BF16", 1, 2048,
-        {
-            CARRIED: ("paged_attention.py", (256,)), "O of merged parts in 16 bits": ("paged_attention.py", (406,)),
-            "O of a part in 16 bits": ("paged_attention.py", (276,)), SUM: ("paged_attention.py", (227, 261, 280)),
-            O: ("paged_attention.py", (421,)), "scores in 16 bits": ("paged_attention.py", (204,)),
-            "weights of parts in 16 bits": ("paged_attention.py", (398, 404, 411)), P: ("paged_attention.py", (222,)),
-        },
-        (CARRIED, "O of merged parts in 16 bits", "O of a part in 16 bits", SUM, "scores in 16 bits",
-         "weights of parts in 16 bits"),
-    ),
-    "SGLang, decoding": Call(
-        "attention_gallery.sglang_kernels:sglang_decode", "BF16", 1, 2048,
-        {O: ("decode_attention.py", (1016,)), "products of Q and K in 16 bits": ("decode_attention.py", (352,))},
-        ("products of Q and K in 16 bits",),
-    ),
-}  # fmt: skip
+CALLS = {key: Call(**call) for key, call in yaml.safe_load(Path(__file__).with_name("blamed.yaml").read_text()).items()}
 
 
 def blamed(call: str, distribution: str, seed: int) -> list[dict[str, Any]]:
@@ -117,7 +88,7 @@ def blamed(call: str, distribution: str, seed: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _without(found: Blame, coarse: list[Line], kernel: str | Callable, tensors: tuple[Tensor, Tensor, Tensor]) -> float:
+def _without(found: Blame, coarse: list[Line], kernel: str, tensors: tuple[Tensor, Tensor, Tensor]) -> float:
     """The largest error with lines in FP32."""
     if not coarse:
         return found.error.abs().max().item()

@@ -13,7 +13,7 @@ from attention_check.judge.findings import Verdict
 from benchmarks import mutants, second_mutants
 from benchmarks.judged import judged
 from benchmarks.mutants import Mutant
-from benchmarks.other_judges import JUDGES, UNASKED
+from benchmarks.other_judges import JUDGES
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
@@ -87,7 +87,7 @@ def by_kernel(rows: pd.DataFrame) -> pd.DataFrame:
             count, kind = alarms(own), "right kernel" if each in of.controls else "mutant"
             told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
             ours = dict(ours=count["ours"], by=", ".join(named(own.fails)), reported=told)
-            others = {judge: count.get(judge, "") for judge in JUDGES} | dict(needs=UNASKED.get(each.key, ""))
+            others = {judge: count.get(judge, "") for judge in JUDGES} | dict(needs=each.needs)
             about = dict(set=of.name, kind=kind, kernel=each.key, defect=each.defect, source=each.source)
             lines.append(about | ours | others)
     return pd.DataFrame(lines)

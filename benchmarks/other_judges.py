@@ -22,29 +22,6 @@ CALLS = by_key(  # lengths and head_dims of tests/test_flash_attn.py, with fewer
     for causal in (False, True)
 )  # fmt: skip
 
-UNASKED = {  # what shows a mutant, and these calls do not have: its function's name -> in words
-    "low_in_decoding": "4 queries or fewer",
-    "maximum_of_first_tile": "scores far above those of the first tile",
-    "fp16_inside": "scores above 65,504",
-    "no_maximum": "scores above 88",
-    "scale_ignored": "a scale",
-    "mask_inverted": "a mask",
-    "hidden_rows_nan": "a row that sees no key",
-    "hidden_rows_mean": "a row that sees no key",
-    "hidden_nan_spreads": "a mask, and NaN behind it",
-    "sink_without_mass": "sinks",
-    "sink_in_powers_of_2": "sinks",
-    "last_dropped_above_1024": "more than 1,024 keys",
-    "offsets_in_16_bits": "more than 1,024 keys",
-    "strides_ignored": "other strides",
-    "heads_in_turn": "two heads of K and V or more that are shared",
-    "garbage_beyond_head_dim": "a head_dim that is no multiple of 32",
-    "k_changed": "a look at the inputs afterwards",
-    "splits_by_batch": "one row alone and in a batch",
-    "order_by_chance": "one call twice",
-    "dq_by_chance": "one call twice",
-}
-
 
 def condemned(fn, seed: int) -> dict[str, list[str]]:
     """What each of JUDGES fails a kernel for: tensor, call and dtype. A call that it refuses is not counted."""

@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from benchmarks.tables import save_table
@@ -28,18 +30,6 @@ from fa_lib.numerics.formats import BF16
 from fa_lib.numerics.metrics import deviation, over_baseline
 from ptx_machine.sources import Package, unpacked
 
-ANTIBODIES = (  # variable domains as published: trastuzumab's and adalimumab's heavy and light chains
-    "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
-    "DIQMTQSPSSLSASVGDRVTITCRASQDVNTAVAWYQQKPGKAPKLLIYSASFLYSGVPSRFSGSRSGTDFTLTISSLQPEDFATYYCQQHYTTPPTFGQGTKVEIK",
-    "EVQLVESGGGLVQPGRSLRLSCAASGFTFDDYAMHWVRQAPGKGLEWVSAITWNSGHIDYADSVEGRFTISRDNAKNSLYLQMNSLRAEDTAVYYCAKVSYLSTASSLDYWGQGTLVTVSS",
-    "DIQMTQSPSSLSASVGDRVTITCRASQGIRNYLAWYQQKPGKAPKLLIYAASTLQSGVPSRFSGSGSGTDFTLTISSLQPEDVATYYCQRYNRAPYTFGQGTKVEIK",
-)
-REACTIONS = (  # of textbooks, in SMILES: a Suzuki coupling, an amide, a Diels-Alder reaction, a reductive amination
-    "COc1ccc(Br)cc1.OB(O)c1ccc(C(F)(F)F)cc1.O=C([O-])[O-].[Na+].[Na+]>>COc1ccc(-c2ccc(C(F)(F)F)cc2)cc1",
-    "O=C(O)c1ccc(Cl)cc1.NCCc1ccccc1.CCN(C(C)C)C(C)C.CN(C)C=O>>O=C(NCCc1ccccc1)c1ccc(Cl)cc1",
-    "C=CC=C.O=C1C=CC(=O)N1c1ccccc1.Cc1ccccc1>>O=C1C2CC=CCC2C(=O)N1c1ccccc1",
-    "O=Cc1ccccc1.C1COCCN1.CC(=O)O[BH-](OC(C)=O)OC(C)=O.[Na+].ClCCCl>>c1ccc(CN2CCOCC2)cc1",
-)
 ATOMS = re.compile(r"\[[^\]]+]|Br|Cl|>>|[A-Za-z]|[0-9]|[-.=#()+\\/:@]")  # the words of SMILES
 
 
@@ -56,22 +46,18 @@ class Pretrained:
     folder: str
     vocabulary: str
     words: Callable[[str], list[str]]
-    texts: tuple[str, ...]
+    texts: list[str]
 
 
-_ANTIBERTY, _RXNFP = "antiberty/trained_models", "rxnfp/models/transformers/bert_pretrained"
-MODELS = {
-    "AntiBERTy": Pretrained(
-        Package("antiberty", "0.1.3", "antiberty-0.1.3-py3-none-any.whl",
-                "30d910992b190013871bac49cdc032e01a19339f7d2b958ab99b0eb44638352a", (_ANTIBERTY,)),
-        f"{_ANTIBERTY}/AntiBERTy_md_smooth", f"{_ANTIBERTY}/vocab.txt", list, ANTIBODIES,
-    ),
-    "rxnfp": Pretrained(
-        Package("rxnfp", "0.1.0", "rxnfp-0.1.0-py3-none-any.whl",
-                "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf", (_RXNFP,)),
-        _RXNFP, f"{_RXNFP}/vocab.txt", ATOMS.findall, REACTIONS,
-    ),
-}  # fmt: skip
+WORDS = dict(AntiBERTy=list, rxnfp=ATOMS.findall)
+
+
+def _pretrained(key, package, version, archive, sha256, keep, **own):
+    return Pretrained(Package(package, version, archive, sha256, (keep,)), words=WORDS[key], **own)
+
+
+LISTED = yaml.safe_load(Path(__file__).with_name("pretrained.yaml").read_text())
+MODELS = {key: _pretrained(key, **model) for key, model in LISTED.items()}
 ERRORS = {"times_rms": "rmse", "times_max": "max"}  # of a Deviation
 DRAWN = ("uniform", "normal")  # inputs that stand beside them
 GRID = dict(name=[*MODELS, *DRAWN], text=range(4), tiles=[2, 8, 32])

@@ -8,14 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa_lib import kernels
-from fa_lib.kernels import reference, shipped, tiled
+from fa_lib.kernels import reference, tiled
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import EXACT, SEQUENTIAL
 from fa_lib.numerics.formats import BF16, E4M3, FP16, FP32, FP64, round_to, truncated
-from fa_lib.numerics.metrics import deviation
 from fa_lib.numerics.tensor_cores import UNITS, TensorCore
 
 CORES = [*UNITS, TensorCore.of("H100", FP16, result=FP16), TensorCore.of("H100", E4M3, two_level=2)]
@@ -81,9 +79,9 @@ def drawn(core, n, k, seed, wide):
 
 
 @pytest.mark.parametrize("core", CORES, ids=name)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32), wide=st.integers(0, 20), k=st.integers(1, 70))
-def test_a_tensor_core_is_its_rule_in_whole_numbers(core, seed, wide, k):  # 100 dot products each: 40,000 in all
+def test_a_tensor_core_is_its_rule_in_whole_numbers(core, seed, wide, k):  # 100 dot products each
     a, b, c = drawn(core, 100, k, seed, wide)
     due = [in_integers(core, *row) for row in zip(a.tolist(), b.tolist(), c.tolist())]
     assert core(a, b, c).tolist() == due
@@ -185,44 +183,3 @@ def test_products_reach_every_matrix_product(products):
             answers.append([o, *torch.autograd.grad(o.square().sum(), leaves)])
         for x, y in zip(*answers):
             assert 0 < (x - y).abs().max() < 0.02 * x.abs().max()
-
-
-def test_truncated_sums_lean_towards_zero_and_the_more_the_longer():
-    """docs/reference/emulator.md has the numbers."""
-    lean, larger = {}, []
-    for n in (1024, 8192):
-        for seed in range(3):
-            q, k, v = (x.half() for x in draw("uniform", seed, (1, 1, 64, 64), (1, 1, n, 64)))
-            golden, outs = kernels.golden(q, k, v, inputs=FP16), []
-            for unit in ("", "H100"):
-                given = shipped.fa2_cuda(FP16, 64, unit=unit)
-                wide = given | dict(precision=replace(given["precision"], output=FP32))
-                outs.append((tiled(q, k, v, **given), tiled(*(x.double() for x in (q, k, v)), **wide)))
-            (stored, exact), (on_h100, truncated) = outs
-            lean.setdefault(n, []).append(((truncated - exact) * exact.sign() / FP32.ulp(exact.abs())).mean().item())
-            if n == 8192:
-                larger.append(((on_h100 - golden).abs().max() / (stored - golden).abs().max()).item())
-    assert all(-90 < each < -60 for each in lean[1024]) and all(-700 < each < -550 for each in lean[8192])
-    assert all(1.05 < each < 1.15 for each in larger)
-
-
-@pytest.mark.slow
-def test_where_every_addition_of_a_dot_product_rounds_to_bf16_baseline_is_further_off_than_flash():
-    """docs/reference/emulator.md; with exact sums Flash has 5 times Baseline's largest error there."""
-    times = {}
-    for products in (EXACT, SEQUENTIAL(BF16)):
-        ratios = []
-        for seed in range(5):
-            q, k, v = (BF16(x) for x in draw("uniform", seed, (1, 1, 512, 64)))
-            q = q[:, :, ::4]  # 128 queries
-            golden = kernels.golden(q, k, v, inputs=BF16)
-            flash, baseline = (
-                replace(p, products=products) for p in (Precision.uniform(BF16), Precision.materialized(BF16))
-            )
-            o = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=flash, algorithm="fa1")
-            base = kernels.reference(q, k, v, precision=baseline)
-            ratios.append(deviation(o, golden, BF16).max / deviation(base, golden, BF16).max)
-        times[products] = ratios
-    assert min(times[EXACT]) > 4
-    then = times[SEQUENTIAL(BF16)]
-    assert [round(x, 2) for x in (min(then), max(then))] == [0.28, 0.32]

@@ -17,9 +17,7 @@ from fa_lib.experiments.polynomials import polynomial_error
 from fa_lib.experiments.problem import Problem
 from fa_lib.experiments.rescaling import rescaling
 from fa_lib.experiments.sink_gradients import sink_gradient
-from fa_lib.kernels import flash, golden
 from fa_lib.kernels.quantized_attention import OPERANDS, Quantization, attention
-from fa_lib.kernels.shipped import vectorised
 from fa_lib.numerics.formats import FP32
 from fa_lib.numerics.tensor_cores import UNITS
 
@@ -85,24 +83,6 @@ def test_a_cell_of_a_committed_table_is_what_the_code_gives(table, experiment, c
             assert values.tolist() == due.tolist()
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda: ablation.ladder("normal", 0, 64, starts=["raised"]), "start: got 'raised'; accepted are shipped"),
-    (lambda: ablation.ladder("normal", 0, 64, steps=["softmax"]), "step: got 'softmax'; accepted are nothing, inputs"),
-    (lambda: newer_kernels.options("normal", 0, 64, names=["fp4"]), "name: got 'fp4'; accepted are fa2, fa1"),
-    (lambda: newer_kernels.options("normal", 0, 64, carries=["FP16"]), "carry: got 'FP16'; accepted are FP32, BF16"),
-    (lambda: rescaling("sorted", 4, "normal", 0), "order: got 'sorted'; accepted are as_drawn, every_tile"),
-    (lambda: biased_rounding.problem(2, "V > 0", 0), "sign: got 'V > 0'; accepted are positive, negative, both"),
-    (lambda: biased_rounding.bias(2, "both", "none", 0), "cure: got 'none'; accepted are carried_bf16, carried_fp32"),
-    (lambda: tensor_cores.sums("E4M3", "normal", 64, 0, levels=["three"]), "level: got 'three'; accepted are one"),
-    (lambda: losses(*of_blocks("normal", 0, 64, **SIZE), {"int8": ["all"]}), "recipe: got 'int8'; accepted are fp8"),
-    (lambda: losses(*of_blocks("normal", 0, 64, **SIZE), {"nvfp4": ["o"]}), "part: got 'o'; accepted are all"),
-    (lambda: fp8_probs.sink_cast(1, "query", 0), "kind: got 'query'; accepted are keys, logit"),
-], ids=lambda words: words if isinstance(words, str) else "")  # fmt: skip
-def test_unknown_keys_are_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 def test_a_problem_holds_a_kernel_against_the_golden_value_of_its_own_inputs():
     problem = Problem.drawn("normal", 0, 32, 48, heads=2)
     assert problem.q.shape == problem.golden.shape == (1, 2, 32, 64) and problem.k.shape == (1, 2, 48, 64)
@@ -113,19 +93,6 @@ def test_a_problem_holds_a_kernel_against_the_golden_value_of_its_own_inputs():
     assert exact.baseline.max > problem.baseline.max  # it has the rounding of the inputs in it
     errors = problem.errors(BF16(problem.golden))
     assert 0 < errors["times_max"] < 1 and errors["times_rmse"] == errors["rmse"] / problem.baseline.rmse
-
-
-def test_torchs_kernel_has_the_bias_of_the_emulation_and_the_printed_cure_can_lose_everything():
-    q, k, v, dO = biased_rounding.problem(2, "negative", 0)
-    S = (q @ k.mT)[0, 0] / 8
-    assert (S.amax(-1, keepdim=True) == S).sum(-1).eq(2).all() and (v <= 0).all() and (dO <= 0).all()
-    assert biased_rounding.bias(2, "negative", "dynamic_8", 0)["delta"] == -256  # all of it: exp(16 - 128) is 0
-    assert abs(biased_rounding.bias(2, "negative", "dynamic_8", 0, gap=12)["error"]) < 1
-    if vectorised():
-        o = flash(*(x.bfloat16() for x in (q, k, v))).double()
-        exact = golden(q, k, v, inputs=FP64)
-        off = ((dO * (o - exact)).sum(-1) / (dO * exact).abs().sum(-1)).mean().item() / BF16.unit_roundoff
-        assert off == pytest.approx(biased_rounding.bias(2, "negative", "fast_exp", 0)["delta"], rel=0.02)
 
 
 def test_units_that_add_alike_are_one():

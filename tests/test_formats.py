@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gfloat import RoundMode
-from scipy import stats
 
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import (
@@ -110,18 +109,6 @@ def test_stochastic_is_gfloat_given_the_same_draw(fmt):
     # gfloat rounds up where the fraction and its draw make 1, ours where the draw is below the fraction
     theirs = expected(x, fmt, "stochastic", srbits=2**53 - 1 - (draw * 2**53).astype(np.int64), srnumbits=53)
     assert (bits(ours) == bits(theirs)).all()
-
-
-def test_stochastic_rounding_is_unbiased():
-    """Up with a probability equal to the fraction of the gap: an exact binomial test at each of 20 fractions, which
-    a correct implementation fails once in 1e6 runs (1e-6 shared among 20)."""
-    trials = 100_000
-    for i, fraction in enumerate(np.linspace(0.02, 0.98, 20)):
-        x = torch.full((trials,), -(1 + fraction * 2.0**-7), dtype=torch.float64)
-        r = round_to(x, BF16, "stochastic", torch.Generator().manual_seed(i))
-        assert set(r.tolist()) == {-1.0, -(1 + 2.0**-7)}
-        up = int((r != -1.0).sum())
-        assert stats.binomtest(up, trials, fraction).pvalue > 1e-6 / 20
 
 
 @pytest.mark.parametrize("fmt", ORACLE, ids=str)

@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 
-from fa_lib import BF16, E4M3, FP16, Precision, Tiling, draw, kernels
+from fa_lib import BF16, E4M3, Precision, Tiling, draw, kernels
 from fa_lib.experiments.fp8_probs import CASTS, KINDS, LOST, SINK_KEYS, lost_share, row_mass, sink_cast
-from fa_lib.experiments.overflow import overflow
-from fa_lib.experiments.polynomials import polynomial_error
 from fa_lib.experiments.sink_gradients import sink_gradient
 from fa_lib.kernels.quantization_schemes import Scheme
 
@@ -85,18 +83,3 @@ def test_a_sinks_gradient_is_autograds_and_its_errors_are_as_said():
     for name, value in zip(("terms", "sum"), ours):
         error = ((value - exact).square().mean() / exact.square().mean()).sqrt().item()
         assert rows[name]["golden"] == pytest.approx(error, rel=1e-6)
-
-
-@pytest.mark.parametrize("mean, lost", [(22, 0), (23, 1)])
-def test_equal_inputs_overflow_where_d_times_their_square_passes_65504(mean, lost):
-    found = overflow(mean, 0, 0, n=40, rows=3)
-    assert found == dict(unscaled=lost, scaled=0, largest=128 * mean**2 / FP16.max)
-
-
-def test_the_polynomials_round_to_bf16_as_exp2_itself_does():
-    f = torch.arange(4096).double() / 4096
-    own = (BF16(torch.exp2(f)) / torch.exp2(f) - 1).abs().max().item()
-    for degree, published in ((3, 8.77e-5), (4, 3.05e-6), (5, 1.44e-7)):
-        found = polynomial_error(degree, points=4096)
-        assert found["fp32"] == pytest.approx(published, rel=0.02)
-        assert own <= found["bf16"] <= own + found["fp32"] * 1.01

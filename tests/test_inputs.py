@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from scipy import stats
 
-from fa_lib import FP32, draw, load, round_to
+from fa_lib import draw, load
 
 DIGESTS = {
     "uniform": "84e56a574f5dcd73",
@@ -24,18 +23,6 @@ def digest(tensors):
 @pytest.mark.parametrize("distribution", DIGESTS)
 def test_a_seed_gives_the_same_values_on_every_platform(distribution):
     assert digest(draw(distribution, 7, (2, 3, 500, 16))) == DIGESTS[distribution]
-
-
-def test_distributions_are_what_they_are_called():
-    """Kolmogorov-Smirnov on 1e5 values, each wrong once in 1e4 runs of other seeds."""
-    shape = (1, 1, 1000, 100)
-    for name, theirs in (("uniform", stats.uniform()), ("normal", stats.norm())):
-        for x in draw(name, 1, shape):
-            assert stats.kstest(x.flatten().numpy(), theirs.cdf).pvalue > 1e-4
-            assert torch.equal(x, round_to(x, FP32))
-    q = draw("outliers", 1, (1, 1, 10_000, 100))[0]
-    far = int((q.abs() > 6).sum())  # N(0, 101) beyond 6, one value in a thousand; N(0, 1) alone never gets there
-    assert stats.binomtest(far, q.numel(), 0.001 * 2 * stats.norm.sf(6 / 101**0.5)).pvalue > 1e-4
 
 
 def test_q_k_and_v_are_different_draws_of_their_own_shapes():

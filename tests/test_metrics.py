@@ -11,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from fa_lib import BF16, FP32, deviation, wasserstein
-from fa_lib.numerics.wasserstein import sorted_values
 
 VALUES = st.floats(-1e3, 1e3, width=32)
 
@@ -62,16 +61,6 @@ def test_wasserstein_of_moved_and_shuffled_weights(a, shift):
     b = np.random.default_rng(0).permutation(a)
     assert wasserstein(torch.from_numpy(a.reshape(4, 10)), torch.from_numpy(b)) == 0
     assert wasserstein(a.astype(np.float64), b.astype(np.float64) + shift) == pytest.approx(abs(shift), abs=1e-12)
-
-
-@settings(max_examples=50, deadline=None)
-@given(arrays(np.uint32, st.integers(1, 60), elements=st.integers(0, 2**32 - 1)))
-def test_values_are_sorted_as_numpy_sorts_them(bits):
-    """Any bits: infinities, zeros of both signs, subnormals, and NaN, which stands at either end."""
-    x = bits.view(np.float32)
-    found = sorted_values(x, np.empty((2, x.size), np.float32))
-    assert np.array_equal(np.sort(found.view(np.uint32)), np.sort(bits)) and np.array_equal(x.view(np.uint32), bits)
-    assert np.array_equal(found[~np.isnan(found)], np.sort(x[~np.isnan(x)]))
 
 
 @pytest.mark.parametrize("sizes", [(70_000, 70_000), (70_000, 50_000)])

@@ -130,9 +130,6 @@ def test_a_folder_is_held_by_one_and_let_go_by_one_that_is_killed(tmp_path):
 def test_a_notebook_that_a_scale_does_not_name_is_refused_and_one_that_it_leaves_out_is_not_of_it(project):
     write(project, "02_other")
     both = [project / "notebooks" / f"{name}.ipynb" for name in ("01_small", "02_other")]
-    (project / "build").mkdir()
-    for path in both:  # an outcome, so that its scale is read
-        (project / f"build/{path.stem}.outcome.json").write_text('{"made_from": "", "files": {}}')
     with pytest.raises(ValueError, match=r"^02_other: paper.yaml does not name it; .* or under left_out$"):
         run_all(both, "paper", project / "build", say=lambda words: None)
     (project / "notebooks/scales/paper.yaml").write_text("01_small: {n: 3}\nleft_out: [02_other]\n")

@@ -195,30 +195,6 @@ def test_bad_options_are_refused(given, message):
         kernels.tiled(q, k, v, tiling=TILING, precision=EXACT, algorithm=Algorithm(**given))
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        (dict(window=5), "window: got 5; accepted is .left, right."),
-        (dict(window=(1, "2")), "window: got"),
-        (dict(window=(1.5, 0)), "window: got"),
-        (dict(window=(True, 0)), "window: got"),
-        (dict(scale="x"), r"^scale: got 'x'; .* above 0\b"),
-        (dict(scale=True), "scale: got True"),
-        (dict(softcap="50"), "softcap: got '50'"),
-        (dict(dropout_p="0.1"), "dropout_p: got '0.1'"),
-    ],
-)
-def test_options_of_a_call_are_refused_by_name(given, message):
-    q, k, v = draw("normal", 0, (1, 4, 8))
-    with pytest.raises(ValueError, match=message):
-        kernels.golden(q, k, v, inputs=BF16, **given)
-
-
-def test_the_degree_of_a_polynomial_is_refused():
-    with pytest.raises(ValueError, match="degree: got 0"):
-        polynomial_exp(0)
-
-
 def test_every_option_of_notebook_09_is_as_good_as_fa2_where_fp32_is_carried():
     q, k, v = draw("normal", 0, (1, 1, 64, 64), (1, 1, 1024, 64))
     golden = kernels.golden(q, k, v, inputs=FP16)

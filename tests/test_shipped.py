@@ -48,6 +48,7 @@ def test_tiles_by_head_dim(kernel, due):
         (lambda: shipped_newer.fa4_cuda(E4M3, 64), "fmt: got E4M3; accepted are FP16, BF16"),
         (lambda: shipped.fa2_splitkv(BF16, 64, 0), "splits: got 0"),
         (lambda: mixed_exp2(9), "period: got 9"),
+        (lambda: polynomial_exp2(0), "degree: got 0"),
     ],
 )
 def test_what_does_not_exist_is_refused(call, match):

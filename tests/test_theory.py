@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fa_lib import kernels, theory
 from fa_lib.experiments.ablation import carried
-from fa_lib.experiments.law import bounds, carried_in, measured, only_sums, predicted
+from fa_lib.experiments.law import carried_in, measured, only_sums, predicted
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
@@ -34,12 +32,6 @@ def test_one_rounding_has_the_error_that_was_derived():
     x = log_uniform(10**6)
     found = ((BF16(x) - x) / x).square().mean().sqrt().item() / BF16.unit_roundoff
     assert found == pytest.approx(RMS, rel=3e-3) and pytest.approx(0.42466, abs=1e-5) == RMS
-
-
-def test_to_divide_and_multiply_back_costs_less_than_one_rounding():
-    x, l = BF16(log_uniform(10**6)), BF16(log_uniform(10**6, seed=1))
-    found = ((BF16(BF16(x / l) * l) - x) / x).square().mean().item() / (RMS * BF16.unit_roundoff) ** 2
-    assert found == pytest.approx(BACK, rel=0.03)  # BF16's grid of 128 values is coarse
 
 
 def test_a_sum_of_two_numbers_of_a_grid_has_ties():
@@ -63,18 +55,6 @@ def test_one_addition_has_the_distribution_of_round(spread):
     assert found[0] == pytest.approx(mean, abs=2e-3) and found[1] == pytest.approx(square, abs=2e-3)
     if spread == 0.01:
         assert found[0][1] == pytest.approx(-0.4, abs=2e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block_kv", [32, 80, 128])
-def test_the_law_follows_the_size_of_a_tile(block_kv):
-    table = pd.DataFrame(
-        row for tiles in (32, 256) for row in predicted("uniform", tiles, block_kv, bits=(8, 10), drawn=1024)
-    )
-    fa2 = table[table.algorithm == "fa2"]
-    assert (fa2.predicted / fa2.simulated).between(0.9, 1.1).all()
-    assert ((fa2.drift - fa2.simulated_drift).abs() < 0.15 * fa2.simulated).all()
-    assert (fa2.counted / fa2.simulated).min() < 0.75
 
 
 @pytest.mark.slow
@@ -160,19 +140,9 @@ def test_baselines_error_is_storing_where_v_has_one_sign():
     assert theory.expected(Precision.kernel(BF16), tiles=32) == pytest.approx(RMS * u, rel=1e-3)
 
 
-def test_the_headline_follows():
-    """Ten times at 32 tiles, as the square root of the tiles, and half of log2 of the tiles in bits."""
-    times = [theory.largest_over_baseline(Precision.uniform(BF16), BF16, tiles=t) for t in (8, 32, 128)]
-    assert [round(x) for x in times] == [6, 11, 21]
-    bits = [theory.bits(BF16, tiles=t) for t in (256, 4096)]
-    assert bits[1] - bits[0] == pytest.approx(2, abs=0.1)
-    assert theory.bits_for(2.0, BF16, tiles=4096) - theory.bits_for(2.0, BF16, tiles=256) == pytest.approx(2, abs=0.3)
-    assert largest(2**17) == pytest.approx(4.5, abs=0.1)
-
-
 @pytest.mark.parametrize("distribution", VALUES_OF)
 def test_the_map_of_bits_is_within_a_bit_of_the_frontier(distribution):
-    for tiles in (1, 2, 4, 8, 16, 32, 128):
+    for tiles in (1, 4, 16, 128):
         given = dict(tiles=tiles, bits=[5, 6, 7, 8, 9, 10, 11, 12, 14])
         rows = pd.DataFrame(row for seed in (0, 1, 2) for row in carried(distribution, seed, **given))
         times = rows.groupby("bits").times_max.mean()
@@ -188,14 +158,6 @@ def test_the_largest_of_few_roundings_is_bounded_and_of_many_is_normal():
     rng, count = np.random.default_rng(0), 1000
     errors = (rng.uniform(-1, 1, (2000, count, 3)) / 2 ** rng.uniform(0, 1, (2000, count, 3))).sum(-1)
     assert largest(count, 0.0, [1.0] * 3) == pytest.approx(np.median(np.abs(errors).max(-1)), rel=0.01)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6))
-def test_no_error_is_above_its_bounds(seed):
-    """20 random kernels an example; notebook 13 tries 5,000."""
-    table = pd.DataFrame(bounds(seed, settings=20))
-    assert (table.deterministic <= 1).all() and (table.probable <= 1).all()
 
 
 def test_a_sum_key_by_key_breaks_the_probabilistic_bound_and_not_the_other():
@@ -225,31 +187,13 @@ def test_what_it_does_not_know_is_refused(given, message):
         theory.expected(Precision.uniform(BF16), **given)
 
 
-@pytest.mark.slow
-def test_the_largest_of_more_outputs_is_further_from_baselines():
-    """What docs/paper/findings.md says of "ten times": it depends on how many outputs there are, and on V's range."""
-    ratios = {}
-    for top in (1.0, 1.75):
-        q, k, v = (BF16(x) for x in draw("uniform", 0, (1, 1, 2048, 64)))
-        v = BF16(top * v)
-        golden = kernels.golden(q, k, v, inputs=BF16)
-        flash = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm="fa1")
-        baseline = kernels.baseline(*(x.bfloat16() for x in (q, k, v))).double()
-        errors = [(o - golden).abs().flatten() for o in (flash, baseline)]
-        order = torch.randperm(len(errors[0]), generator=torch.Generator().manual_seed(0))
-        parts = [[error[at].max().item() for at in order[: 64 * 1536].split(1536)] for error in errors]
-        ratios[top] = np.mean([a / b for a, b in zip(*parts)]), (errors[0].max() / errors[1].max()).item()
-    assert 9 < ratios[1.0][0] < 10.3 and 11 < ratios[1.0][1] < 12.5
-    assert ratios[1.75][1] > 12
-
-
 def test_what_dividing_and_multiplying_back_costs_depends_on_where_o_lies():
     """docs/law/theory.md: 0.81 of one rounding's square where O is log-uniform, more near 1/2, less at 0.75."""
     random, count = np.random.default_rng(0), 500_000
     l = BF16(torch.from_numpy(2.0 ** random.uniform(0, 6, count)))
     near = torch.from_numpy(0.03 * random.normal(size=count))
-    places = {1.13: 0.5 + near, 0.39: 0.75 + near, 0.81: torch.from_numpy(2.0 ** random.uniform(-1, 0, count))}
-    one = ((BF16(places[0.81]) / places[0.81] - 1) ** 2).mean()
+    places = {1.13: 0.5 + near, 0.39: 0.75 + near, BACK: torch.from_numpy(2.0 ** random.uniform(-1, 0, count))}
+    one = ((BF16(places[BACK]) / places[BACK] - 1) ** 2).mean()
     for cost, O in places.items():
         x = BF16(O * l)
         assert (((BF16(BF16(x / l) * l) / x - 1) ** 2).mean() / one).item() == pytest.approx(cost, rel=0.03)

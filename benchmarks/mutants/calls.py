@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed, valued
+from benchmarks.mutants.skeleton import Steps, attention, changed, valued
 
 _KEYS: dict[tuple, torch.Tensor] = {}
 
@@ -35,15 +35,3 @@ def shuffled(n, tile):
 
 order_by_chance = changed("order_by_chance", __name__, tiles=shuffled)
 noise = changed("noise", __name__, divide=lambda O, l: O / l.where(l > 0, 1) * (1 + 2**-9 * torch.randn_like(O)))
-
-
-MUTANTS = (
-    Mutant(remembers_k, "K of an earlier call of the same shape is used again."),
-    Mutant(splits_by_batch, "The size of a tile depends on the batch: a row alone has other bits than in a batch.",
-           "github.com/vllm-project/vllm/issues/53257", told="to rounding it is the same answer"),
-    Mutant(future_in_scale, "V is held in 12 bits with one scale for 64 keys: later keys change earlier outputs.",
-           "github.com/NVIDIA/TransformerEngine/issues/3248"),
-    Mutant(order_by_chance, "Tiles are added up in an order that changes from call to call.",
-           "github.com/ROCm/triton/issues/953", told="to rounding it is the same answer"),
-    Mutant(noise, "Each call adds noise of a fifth of a percent."),
-)  # fmt: skip

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed, valued
+from benchmarks.mutants.skeleton import Steps, attention, changed, valued
 
 FEW = 4  # queries of decoding
 
@@ -31,19 +31,4 @@ o_not_rescaled = changed("o_not_rescaled", __name__, rescale=lambda O, factor: O
 maximum_of_first_tile = changed(
     "maximum_of_first_tile", __name__,
     maximum=lambda m, S: torch.maximum(m, S.amax(-1, keepdim=True)).where(m == -torch.inf, m),
-)  # fmt: skip
-
-
-MUTANTS = (
-    Mutant(o_in_bf16, "O is carried from tile to tile in BF16.", "github.com/Xilinx/mlir-air/pull/1606"),
-    Mutant(o_in_fp16, "O is carried in FP16.", "github.com/cactus-compute/cactus/pull/480"),
-    Mutant(l_in_bf16, "The row sum l is carried in BF16.", "arXiv 2405.02803"),
-    Mutant(both_in_bf16, "O and l are carried in BF16.", "arXiv 2405.02803"),
-    Mutant(low_in_decoding, "With 4 queries or fewer, O and l are carried in the inputs' format.",
-           "github.com/Xilinx/mlir-air/pull/1606"),
-    Mutant(splits_in_16_bits, "Partial results of 8 splits, not yet divided by l, are written in the inputs' format.",
-           "github.com/flashinfer-ai/flashinfer/issues/5107",
-           "at the edge: roundings of 8 independent parts cost about as much as the output's own"),
-    Mutant(o_not_rescaled, "Where a tile has a new maximum, O is not rescaled (l is)."),
-    Mutant(maximum_of_first_tile, "The maximum is that of the first tile: a later score far above it overflows."),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, changed, valued
+from benchmarks.mutants.skeleton import changed, valued
 
 LACKS = {torch.bfloat16: 16, torch.float16: 13}  # bits of FP32 that a format does not have, in its normal range
 
@@ -28,16 +28,3 @@ exp_low_at_0 = changed("exp_low_at_0", __name__, exp=lambda x: torch.exp(x).wher
 fp16_inside = changed("fp16_inside", __name__, scores=lambda S, first: valued(S, S.half()))
 no_maximum = changed("no_maximum", __name__, maximum=lambda m, S: torch.zeros_like(m))
 too_large = changed("too_large", __name__, divide=lambda O, l: 1.15 * O / l.where(l > 0, 1))
-
-
-MUTANTS = (
-    Mutant(p_truncated, "P is truncated to the inputs' format, not rounded.", "github.com/ROCm/aiter/issues/5151"),
-    Mutant(output_truncated, "The output is truncated, not rounded.", "github.com/ROCm/aiter/issues/5151"),
-    Mutant(p_in_fp8, "P is rounded to 8 bits (E4M3).", "arXiv 2407.08608"),
-    Mutant(exp_low_at_0, "The exponential of 0 is 0.4 % low, so that the largest P of a row is.",
-           "arXiv 2510.04212"),
-    Mutant(fp16_inside, "Scores are held in FP16, so that those of BF16 inputs overflow above 65,504.",
-           "github.com/apache/tvm/pull/16667"),
-    Mutant(no_maximum, "No maximum is subtracted: the exponential overflows at scores above 88."),
-    Mutant(too_large, "The output is 15 % too large."),
-)  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed, repeated, scale_of, valued, visible
+from benchmarks.mutants.skeleton import Steps, attention, changed, repeated, scale_of, valued, visible
 from examples import my_kernel_mended
 
 
@@ -139,25 +139,3 @@ def torch_flash(q, k, v, **options):
 def scores_in_16_bits(q, k, v, causal=False, scale=None):
     k, v = (repeated(x, q.shape[-3]) for x in (k, v))
     return my_kernel_mended.attention(q, k, v, causal, scale)
-
-
-CONTROLS = (
-    Mutant(naive_fp32, "Scores and softmax written out, in FP32."),
-    Mutant(each_operation_rounds, "Each operation in the inputs' format, as a framework runs it unfused."),
-    Mutant(fa1, "FlashAttention: O is divided by l at every tile.", "arXiv 2205.14135"),
-    Mutant(fa2, "FlashAttention-2: the skeleton of the mutants.", "arXiv 2307.08691"),
-    Mutant(fa2_reversed, "FlashAttention-2 that begins with the last keys."),
-    Mutant(splits_in_fp32, "8 parts of the keys, merged in FP32."),
-    Mutant(key_by_key, "For up to 4 queries key by key, FP32 accumulator."),
-    Mutant(rows_in_chunks, "50 queries at a time."),
-    Mutant(tiles_of_16, "Tiles of 16 keys."),
-    Mutant(tiles_of_128, "Tiles of 128 keys."),
-    Mutant(tiles_of_512, "Tiles of 512 keys."),
-    Mutant(p_unrounded, "P is not rounded."),
-    Mutant(folded_scale, "2^x, with log2(e) in the scale of the scores."),
-    Mutant(polynomial_exp, "2^x by a polynomial that is exact at 0."),
-    Mutant(sums_in_order, "FP32 sums over keys one term after the other."),
-    Mutant(scores_in_16_bits, "Scores are written in the inputs' format, all else in FP32."),
-    Mutant(torch_math, "torch's MATH, which upcasts."),
-    Mutant(torch_flash, "torch's kernel for CPUs."),
-)  # fmt: skip

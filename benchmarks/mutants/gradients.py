@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.mutants.calls import order_by_chance
-from benchmarks.mutants.skeleton import Mutant, attention, changed, repeated
+from benchmarks.mutants.skeleton import attention, changed, repeated
 
 
 class Altered(torch.autograd.Function):
@@ -82,16 +82,3 @@ class ByChance(torch.autograd.Function):
 
 def dq_by_chance(q, k, v, **options):
     return ByChance.apply(q, k, v, options)
-
-
-MUTANTS = (
-    Mutant(dv_wrong_at_96, "With head_dim 96 the columns of dV are shifted by one.",
-           "github.com/Dao-AILab/flash-attention/issues/2552"),
-    Mutant(dk_not_scaled, "dK lacks the scale of the scores."),
-    Mutant(dk_and_dv_swapped, "dK and dV are returned in each other's place."),
-    Mutant(shared_heads_lost, "dK and dV of a shared head are those of one query head, where the sum is due.",
-           "github.com/XunhaoLai/native-sparse-attention-triton/issues/27"),
-    Mutant(delta_forgotten, "dS lacks the row's delta, so that dQ and dK are wrong."),
-    Mutant(dq_by_chance, "dQ is added up in an order that changes from call to call, as by atomic additions.",
-           "github.com/Dao-AILab/flash-attention/issues/414", told="to rounding it is the same answer"),
-)  # fmt: skip

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed
+from benchmarks.mutants.skeleton import Steps, attention, changed
 
 
 def as_if_contiguous(x):
@@ -39,14 +39,3 @@ def k_changed(q, k, v, **options):
     o = attention(q, k, v, **options)
     k.data.sub_(k.data.mean(-2, keepdim=True))  # as a kernel does, unseen by autograd
     return o
-
-
-MUTANTS = (
-    Mutant(strides_ignored, "K and V are read as if they were contiguous.",
-           "github.com/flagos-ai/FlagGems/issues/5896"),
-    Mutant(heads_in_turn, "Shared heads of K and V serve queries' heads in turn: 0 1 0 1 where 0 0 1 1 is due.",
-           "github.com/onnx/onnx/pull/7274"),
-    Mutant(garbage_beyond_head_dim, "A head_dim that is no multiple of 32 is filled up with what was in memory.",
-           "github.com/Dao-AILab/flash-attention/pull/2896"),
-    Mutant(k_changed, "K is changed in place: its mean is taken off."),
-)  # fmt: skip

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant, attention, begun, changed, visible
+from benchmarks.mutants.skeleton import attention, begun, changed, visible
 
 
 def wider(n_q, n_kv, causal, window):
@@ -54,24 +54,3 @@ sink_without_mass = changed("sink_without_mass", __name__, begin=lambda sinks, l
 def sink_in_powers_of_2(q, k, v, sinks=None, **options):
     sinks = None if sinks is None else sinks * math.log(2)  # as where 2^sink stands for e^sink
     return attention(q, k, v, sinks=sinks, **options)
-
-
-MUTANTS = (
-    Mutant(window_off_by_one, "The window's left edge lets one key more in.",
-           "github.com/huggingface/transformers/issues/39408"),
-    Mutant(sees_next, "With a causal mask a query sees the next key."),
-    Mutant(top_left, "The causal mask is aligned top-left, where the others align bottom-right.",
-           "github.com/pytorch/executorch/issues/22426", told="a convention, torch's is_causal has it"),
-    Mutant(last_tile_unmasked, "Masks are not applied to the last tile."),
-    Mutant(mask_inverted, "A boolean mask is taken for its opposite."),
-    Mutant(hidden_rows_nan, "A row that sees no key is NaN.", "github.com/pytorch/pytorch/issues/103749",
-           told="a convention, eager attention has it"),
-    Mutant(hidden_rows_mean, "A row that sees no key is the mean of V.",
-           "github.com/huggingface/transformers/issues/38690", told="a convention, where hidden scores are finite"),
-    Mutant(hidden_nan_spreads, "NaN in a V that a mask hides from all makes every output NaN.",
-           "github.com/pytorch/pytorch/issues/101967", told="many kernels multiply 0 by NaN, torch's too"),
-    Mutant(sink_without_mass, "A sink joins the maximum, and its mass does not join l.",
-           "github.com/ROCm/rocm-libraries/pull/12229"),
-    Mutant(sink_in_powers_of_2, "Scores have log2(e) in their scale, for 2^x, and the sink's logit does not.",
-           "github.com/ROCm/rocm-libraries/pull/12229"),
-)  # fmt: skip

@@ -3,9 +3,12 @@
 A mutant has one other step, and is right in every other respect: `changed` makes it, or it calls `attention` itself.
 """
 
+import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,6 +24,7 @@ class Mutant:
         source: a public thread or paper that tells of such a defect; "" where it is ours.
         unseen: why no judge from outside could see it, or not always; "" where one should.
         told: why it is told, and does not count; "" where it should count.
+        needs: what shows it, and the calls of `other_judges` do not have.
     """
 
     kernel: Callable
@@ -28,6 +32,7 @@ class Mutant:
     source: str = ""
     unseen: str = ""
     told: str = ""
+    needs: str = ""
 
     @property
     def key(self) -> str:
@@ -38,6 +43,18 @@ class Mutant:
     def name(self) -> str:
         """For `kernels.get`: package.module:function."""
         return f"{self.kernel.__module__}:{self.key}"
+
+
+def listed(package: str) -> tuple[tuple[Mutant, ...], ...]:
+    """The right kernels of a package, and its mutants, as its kernels.csv lists them."""
+    with open(Path(__file__).parents[1] / package / "kernels.csv") as file:
+        rows = [*csv.DictReader(file)]
+
+    def of(row):
+        kernel = getattr(import_module(f"benchmarks.{package}.{row['module']}"), row["kernel"])
+        return Mutant(kernel, row["text"], row["source"], row["unseen"], row["told"], row["needs"])
+
+    return tuple(tuple(of(row) for row in rows if row["kind"] == kind) for kind in ("right", "mutant"))
 
 
 def valued(x: Tensor, value: Tensor) -> Tensor:

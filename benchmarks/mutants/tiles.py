@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, changed
+from benchmarks.mutants.skeleton import Steps, attention, changed
 
 TILE = 64
 
@@ -39,13 +39,3 @@ def wrapped(q, k, v):
 
 
 offsets_in_16_bits = changed("offsets_in_16_bits", __name__, read=wrapped)
-
-
-MUTANTS = (
-    Mutant(part_dropped, "A last tile that is not full is dropped."),
-    Mutant(last_dropped_above_1024, "With more than 1,024 keys the last tile is dropped."),
-    Mutant(padding_counted, "Keys that fill up the last tile count, with scores of 0.",
-           "github.com/NVIDIA/TensorRT-LLM/pull/18111"),
-    Mutant(offsets_in_16_bits, "Offsets into K wrap at 2^16 elements of a head: with head_dim 64, from key 1,024 on.",
-           "github.com/thu-ml/SageAttention/issues/386"),
-)  # fmt: skip

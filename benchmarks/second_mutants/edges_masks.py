@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 
-from benchmarks.mutants.skeleton import Mutant
 from benchmarks.second_mutants.edges_steps import (
     INF,
     acc_type,
@@ -11,6 +10,8 @@ from benchmarks.second_mutants.edges_steps import (
     finish,
     finite,
     hide,
+    load,
+    online,
     rounded,
     seen,
     state,
@@ -30,13 +31,12 @@ def packed_groups(q, k, v, causal=False, scale=None, softcap=None):
     qp = q.to(acc).reshape(b, kv, group * n_q, d)
     kf, vf = k.to(acc), v.to(acc)
     place = torch.arange(group * n_q)[:, None] // group + off
-    o, l, m = state(qp, vf)
-    for j0, j1 in tiles(n_kv, 128):
+
+    def scores(j0, j1):
         s = capped(qp @ kf[:, :, j0:j1].mT * scale, softcap)
-        if causal:
-            s = s.masked_fill(torch.arange(j0, j1)[None, :] > place, -INF)
-        o, l, m = step(o, l, m, s, vf[:, :, j0:j1], q.dtype)
-    return finish(o, l, q.dtype).reshape(b, h, n_q, v.shape[-1])
+        return s.masked_fill(torch.arange(j0, j1)[None, :] > place, -INF) if causal else s
+
+    return online(scores, qp, vf, q.dtype).reshape(b, h, n_q, v.shape[-1])
 
 
 def power_of_two_head_dim(q, k, v, causal=False, scale=None, window=None):
@@ -44,20 +44,18 @@ def power_of_two_head_dim(q, k, v, causal=False, scale=None, window=None):
     n_q, n_kv = q.shape[2], k.shape[2]
     pad = (1 << (q.shape[-1] - 1).bit_length()) - q.shape[-1]
     q, k = F.pad(q, (0, pad)), F.pad(k, (0, pad))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
-    o, l, m = state(qf, vf)
-    for j0, j1 in tiles(n_kv, 128):
-        s = hide(qf @ kf[:, :, j0:j1].mT * scale, 0, j0, n_kv - n_q, causal, window)
-        o, l, m = step(o, l, m, s, vf[:, :, j0:j1], q.dtype)
-    return finish(o, l, q.dtype)
+    qf, kf, vf, scale = load(q, k, v, scale)
+
+    def scores(j0, j1):
+        return hide(qf @ kf[:, :, j0:j1].mT * scale, 0, j0, n_kv - n_q, causal, window)
+
+    return online(scores, qf, vf, q.dtype)
 
 
 def split_keys_with_sinks(q, k, v, causal=False, scale=None, sinks=None, mask=None):
     """Split-K: each split of 128 keys gives (max, sum, O), merged at the end."""
     n_q, n_kv = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     parts = []
     for j0, j1 in tiles(n_kv, 128):
         s = hide(qf @ kf[:, :, j0:j1].mT * scale, 0, j0, n_kv - n_q, causal, None, mask)
@@ -80,8 +78,7 @@ def causal_last_tiles(q, k, v, causal=False, scale=None, softcap=None):
     """FA2 loop over query tiles; only the last tiles of keys are masked, the ones before need none."""
     n_q, n_kv, bm, bn = q.shape[2], k.shape[2], 128, 64
     off = n_kv - n_q
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     out = []
     for i0, i1 in tiles(n_q, bm):
         stop = min(n_kv, max(0, i1 + off)) if causal else n_kv
@@ -116,8 +113,7 @@ def causal_tile_count(q, k, v, causal=False, scale=None):
     """FA2 loop, tiles of 256 queries x 64 keys; under causal the loop over keys stops after the diagonal tile."""
     n_q, n_kv, size = q.shape[2], k.shape[2], 64
     off = n_kv - n_q
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     out = []
     for i0, i1 in tiles(n_q, 256):
         last = i1 - 1 + off if causal else n_kv
@@ -134,8 +130,7 @@ def window_first_tile(q, k, v, causal=False, scale=None, window=None):
     """FA2 loop over query tiles that starts at the first tile of keys inside the window."""
     n_q, n_kv, bm, bn = q.shape[2], k.shape[2], 128, 64
     off = n_kv - n_q
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     out = []
     for i0, i1 in tiles(n_q, bm):
         start = 0
@@ -155,8 +150,7 @@ _MASKS = {}
 def cached_mask_rows(q, k, v, causal=False, scale=None, window=None):
     """Whole rows; the mask of a shape is built once and kept for later calls."""
     n_q, n_kv = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     s = qf @ kf.mT * scale
     if causal or window is not None:
         key = (n_q, n_kv, causal)
@@ -164,40 +158,3 @@ def cached_mask_rows(q, k, v, causal=False, scale=None, window=None):
             _MASKS[key] = seen(0, n_q, 0, n_kv, n_kv - n_q, causal, window)
         s = s.masked_fill(~_MASKS[key], -INF)
     return whole_row(s, vf, q.dtype)[0].to(q.dtype)
-
-
-MUTANTS = (
-    Mutant(
-        packed_groups,
-        "Packed GQA rows are group-major, but the query's place is taken as row // group instead of row % n_q.",
-    ),
-    Mutant(
-        power_of_two_head_dim,
-        "The default scale is taken from the padded head_dim (next power of two) instead of the true one.",
-        "github.com/intel/ipex-llm/pull/12619",
-    ),
-    Mutant(
-        split_keys_with_sinks,
-        "The sink logit joins the denominator of every split of 128 keys, so that the merge counts it several times.",
-        "github.com/ROCm/rocm-libraries/issues/12227",
-    ),
-    Mutant(
-        causal_last_tiles,
-        "Only the last 128/64 = 2 key tiles of a query tile are masked; one more is needed when the diagonal "
-        "is not tile-aligned.",
-    ),
-    Mutant(
-        flat_heads_mask,
-        "The flattened (batch * heads) index takes the mask modulo its leading size, so a (batch, 1, ...) "
-        "mask is taken from a wrong batch element.",
-    ),
-    Mutant(
-        causal_tile_count,
-        "The number of key tiles under causal is ceil(last place / 64) instead of ceil((last place + 1) / 64).",
-    ),
-    Mutant(
-        window_first_tile,
-        "The first key tile inside the window is computed from the last row of the query tile instead of the first.",
-    ),
-    Mutant(cached_mask_rows, "The mask kept between calls is keyed by (n_q, n_kv, causal), without the window."),
-)

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from benchmarks.mutants.skeleton import Mutant
+from benchmarks.second_mutants.by_hand import ByHand
 from benchmarks.second_mutants.edges_steps import (
     INF,
     LOG2E,
@@ -14,6 +14,8 @@ from benchmarks.second_mutants.edges_steps import (
     finish,
     finite,
     hide,
+    load,
+    online,
     rounded,
     seen,
     state,
@@ -28,8 +30,7 @@ def backward_walk_exp2(q, k, v, causal=False, scale=None, mask=None, window=None
     """FA2 style: query tiles, key tiles from last to first, exp2 with log2(e) in the FP32 scale."""
     n_q, n_kv = q.shape[2], k.shape[2]
     off = n_kv - n_q
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     out = []
     for i0, i1 in tiles(n_q, 256):
         stop = min(n_kv, max(0, i1 + off)) if causal else n_kv
@@ -49,8 +50,7 @@ def backward_walk_exp2(q, k, v, causal=False, scale=None, mask=None, window=None
 def lazy_rescale(q, k, v, causal=False, scale=None, window=None, sinks=None):
     """FA4 style: the subtracted max moves only when it would grow by more than a factor of 2^8."""
     n_q, n_kv = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     o, l, m = state(qf, vf)
     for j0, j1 in tiles(n_kv, 128):
         s = hide(qf @ kf[:, :, j0:j1].mT * scale, 0, j0, n_kv - n_q, causal, window)
@@ -70,8 +70,7 @@ def lazy_rescale(q, k, v, causal=False, scale=None, window=None, sinks=None):
 def flash_decoding(q, k, v, causal=False, scale=None, mask=None, window=None, sinks=None, softcap=None):
     """Split-K: normalised partial O and log-sum-exp per split, merged in pairs; the sink joins once."""
     n_q, n_kv = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
     total, total_lse = None, None
     for j0, j1 in tiles(n_kv, max(64, -(-n_kv // 4))):
         s = capped(qf @ kf[:, :, j0:j1].mT * scale, softcap)
@@ -103,35 +102,29 @@ def token_major_groups(q, k, v, causal=False, scale=None, softcap=None, window=N
     scale = d**-0.5 if scale is None else scale
     qp = q.to(acc).reshape(b, kv, group, n_q, d).transpose(2, 3).reshape(b, kv, n_q * group, d)
     kf, vf = k.to(acc), v.to(acc)
-    o, l, m = state(qp, vf)
-    for j0, j1 in tiles(n_kv, 128):
+
+    def scores(j0, j1):
         s = capped(qp @ kf[:, :, j0:j1].mT * scale, softcap)
         ok = seen(0, n_q, j0, j1, off, causal, window)
-        if ok is not None:
-            s = s.masked_fill(~ok.repeat_interleave(group, 0), -INF)
-        o, l, m = step(o, l, m, s, vf[:, :, j0:j1], q.dtype)
-    o = finish(o, l, q.dtype)
+        return s if ok is None else s.masked_fill(~ok.repeat_interleave(group, 0), -INF)
+
+    o = online(scores, qp, vf, q.dtype)
     return o.reshape(b, kv, n_q, group, -1).transpose(2, 3).reshape(b, h, n_q, -1)
 
 
-class _HandWritten(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, scale, window, softcap):
+def hand_written_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
+    *_, scale = load(q, k, v, scale)
+
+    def forward(q, k, v):
         qf, kf, vf = upcast(q, k, v)
         off = k.shape[2] - q.shape[2]
         o, l, m = state(qf, vf)
         for j0, j1 in tiles(k.shape[2], 128):
             s = capped(qf @ kf[:, :, j0:j1].mT * scale, softcap)
             o, l, m = step(o, l, m, hide(s, 0, j0, off, causal, window), vf[:, :, j0:j1], q.dtype)
-        o = finish(o, l, q.dtype)
-        ctx.save_for_backward(q, k, v, o, m + torch.log(l))
-        ctx.args = causal, scale, window, softcap
-        return o
+        return finish(o, l, q.dtype), m + torch.log(l)
 
-    @staticmethod
-    def backward(ctx, do):
-        q, k, v, o, lse = ctx.saved_tensors
-        causal, scale, window, softcap = ctx.args
+    def backward(do, q, k, v, o, lse):
         qf, kf, vf = upcast(q, k, v)
         g = do.to(qf.dtype)
         delta = (g * o.to(qf.dtype)).sum(-1, keepdim=True)
@@ -148,19 +141,15 @@ class _HandWritten(torch.autograd.Function):
             dk.append(ds.mT @ qf * scale)
             dv.append(p.mT @ g)
         dk, dv = sum_groups(torch.cat(dk, 2), k.shape[1]), sum_groups(torch.cat(dv, 2), k.shape[1])
-        return (dq * scale).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
+        return (dq * scale).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
-
-def hand_written_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _HandWritten.apply(q, k, v, causal, scale, window, softcap)
+    return ByHand.apply(forward, backward, q, k, v)
 
 
 def two_passes(q, k, v, causal=False, scale=None, mask=None, softcap=None):
     """First pass: only the max of each row; second pass: exp, sum and P V, with no rescaling."""
     n_q, n_kv = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    qf, kf, vf = upcast(q, k, v)
+    qf, kf, vf, scale = load(q, k, v, scale)
 
     def scores(j0, j1):
         s = capped(qf @ kf[:, :, j0:j1].mT * scale, softcap)
@@ -198,31 +187,3 @@ def keys_as_rows(q, k, v, causal=False, scale=None, mask=None, window=None):
         o = o * alpha + vf[:, :, j0 : j0 + 128].mT @ rounded(p, q.dtype)
         l, m = l * alpha + p.sum(-2, keepdim=True), m_new
     return finish(o, l, q.dtype).mT
-
-
-CONTROLS = (
-    Mutant(
-        backward_walk_exp2,
-        "FlashAttention-2 style: key tiles from last to first, exp2 with log2(e) folded in, causal early exit.",
-    ),
-    Mutant(
-        lazy_rescale,
-        "FlashAttention-4 style: O is rescaled only when the running max grows by more than 2^8, so P may exceed 1.",
-    ),
-    Mutant(
-        flash_decoding,
-        "Flash-decoding style split-K: partial O and log-sum-exp merged in pairs, sink applied once as a "
-        "sigmoid at the end.",
-    ),
-    Mutant(token_major_groups, "PackGQA style: query heads of a group are packed as neighbouring rows of one tile."),
-    Mutant(
-        hand_written_backward,
-        "Hand-written tiled backward that recomputes P from the saved FP32 log-sum-exp, with the softcap's derivative.",
-    ),
-    Mutant(two_passes, "Two passes over the keys: max first, then exp, sum and P V without rescaling."),
-    Mutant(
-        keys_as_rows,
-        "Transposed scores S^T = K Q^T on zero-padded key tiles, finite sentinel (finfo.min) and explicit "
-        "zeroing of P.",
-    ),
-)

@@ -39,6 +39,11 @@ def upcast(q, k, v):
     return qf, kf, vf
 
 
+def load(q, k, v, scale):
+    """As `upcast`, and the scale."""
+    return *upcast(q, k, v), q.shape[-1] ** -0.5 if scale is None else scale
+
+
 def capped(s, softcap):
     return s if softcap is None else softcap * torch.tanh(s / softcap)
 
@@ -95,6 +100,14 @@ def finish(o, l, dtype):
 
 def tiles(n, size):
     return [(j, min(j + size, n)) for j in range(0, n, size)]
+
+
+def online(scores, qf, vf, dtype):
+    """FA2's loop over tiles of 128 keys. scores: those of keys j0 to j1."""
+    o, l, m = state(qf, vf)
+    for j0, j1 in tiles(vf.shape[2], 128):
+        o, l, m = step(o, l, m, scores(j0, j1), vf[:, :, j0:j1], dtype)
+    return finish(o, l, dtype)
 
 
 def whole_row(s, vf, dtype):

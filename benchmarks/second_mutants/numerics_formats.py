@@ -3,7 +3,6 @@
 import torch
 from torch.autograd import Function
 
-from benchmarks.mutants.skeleton import Mutant
 from benchmarks.second_mutants.numerics_steps import (
     INF,
     LOG2E,
@@ -68,11 +67,7 @@ def subnormals_flushed(q, k, v, causal=False, scale=None, mask=None):
     m, l, o = start(qf, vf)
     for j0, j1 in tiles(k.shape[2], 128):
         s = hide(dot(qf, kf[:, :, j0:j1]) * scale, j0, k.shape[2], causal, None, mask)
-        new = torch.maximum(m, row_max(s))
-        alpha, p = torch.exp(m - finite(new)), torch.exp(s - finite(new))
-        l = l * alpha + p.sum(-1, keepdim=True)
-        o = o * alpha + flush(p) @ vf[:, :, j0:j1]
-        m = new
+        m, l, o = absorb(m, l, o, s, vf[:, :, j0:j1], q.dtype, cast=lambda p, _: flush(p))
     return (o / nonzero(l)).to(q.dtype)
 
 
@@ -112,11 +107,7 @@ def scale_in_half(q, k, v, causal=False, scale=None, mask=None, window=None):
     m, l, o = start(qf, vf)
     for j0, j1 in tiles(k.shape[2], 128):
         s = hide(dot(qf * factor, kf[:, :, j0:j1]), j0, k.shape[2], causal, window, mask, LOG2E)
-        new = torch.maximum(m, row_max(s))
-        alpha, p = torch.exp2(m - finite(new)), torch.exp2(s - finite(new))
-        l = l * alpha + p.sum(-1, keepdim=True)
-        o = o * alpha + rounded(p, q.dtype) @ vf[:, :, j0:j1]
-        m = new
+        m, l, o = absorb(m, l, o, s, vf[:, :, j0:j1], q.dtype, torch.exp2)
     return (o / nonzero(l)).to(q.dtype)
 
 
@@ -137,31 +128,3 @@ def exp2_quadratic(q, k, v, causal=False, scale=None, mask=None):
             m = new
         blocks.append(o / nonzero(l))
     return torch.cat(blocks, 2).to(q.dtype)
-
-
-MUTANTS = (
-    Mutant(half_pv_hardcoded, "P and V are cast to FP16 for the second product whatever the inputs' type is."),
-    Mutant(
-        exp_with_floor,
-        "The exponential never goes below 2 ** -14, so hidden and negligible keys keep a small weight.",
-        "github.com/torch-spyre/torch-spyre/pull/4522",
-    ),
-    Mutant(
-        subnormals_flushed,
-        "FP16 operands of both products that are subnormal (below 6.1e-5) count as zero.",
-        "github.com/olcf/olcf-user-docs/pull/478",
-    ),
-    Mutant(
-        row_sum_in_half,
-        "The running row sum is rounded to the inputs' type after each tile of 64 keys.",
-        "github.com/sonos/tract/pull/2586",
-    ),
-    Mutant(ring_output_in_half, "The merged output is stored in the inputs' type after each hop of 128 keys."),
-    Mutant(
-        scale_in_half,
-        "The factor scale * log2(e) is rounded to the inputs' type.",
-        "github.com/ml-explore/mlx/pull/3119",
-        unseen="Baseline's scores, which are rounded to 16 bits, are as far off",
-    ),
-    Mutant(exp2_quadratic, "2 ** x is computed with a polynomial of degree two (0.3 % off), which is too coarse."),
-)

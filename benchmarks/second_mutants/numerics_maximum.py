@@ -2,15 +2,15 @@
 
 import torch
 
-from benchmarks.mutants.skeleton import Mutant
 from benchmarks.second_mutants.numerics_steps import (
-    INF,
     LOG2E,
+    absorb,
     cap,
     dot,
     finite,
     hide,
     load,
+    merged,
     nonzero,
     piece,
     rounded,
@@ -23,17 +23,13 @@ from benchmarks.second_mutants.numerics_steps import (
 def splitk_base2_lse(q, k, v, causal=False, scale=None, mask=None, window=None):
     """Split-K; the pieces work in base 2, the merge in base e."""
     qf, kf, vf, scale = load(q, k, v, scale)
-    n_kv, outs, lses = k.shape[2], [], []
-    for j0, j1 in tiles(n_kv, 256):
-        s = hide(dot(qf * (scale * LOG2E), kf[:, :, j0:j1]), j0, n_kv, causal, window, mask, LOG2E)
-        m = row_max(s)
-        p = torch.exp2(s - finite(m))
-        l = p.sum(-1, keepdim=True)
-        outs.append(rounded(p, q.dtype) @ vf[:, :, j0:j1] / nonzero(l))
-        lses.append((finite(m) + torch.log2(nonzero(l))).masked_fill(l == 0, -INF))
-    lse = torch.stack(lses)
-    w = torch.exp(lse - finite(lse.detach().amax(0)))
-    return ((w * torch.stack(outs)).sum(0) / nonzero(w.sum(0))).to(q.dtype)
+    outs, lses = [], []
+    for j0, j1 in tiles(k.shape[2], 256):
+        s = hide(dot(qf * (scale * LOG2E), kf[:, :, j0:j1]), j0, k.shape[2], causal, window, mask, LOG2E)
+        o, lse = piece(s, vf[:, :, j0:j1], q.dtype, torch.exp2, torch.log2)
+        outs.append(o)
+        lses.append(lse)
+    return merged(outs, lses).to(q.dtype)
 
 
 def bias_without_log2e(q, k, v, causal=False, scale=None, mask=None):
@@ -43,11 +39,7 @@ def bias_without_log2e(q, k, v, causal=False, scale=None, mask=None):
     for j0, j1 in tiles(k.shape[2], 128):
         s = dot(qf, kf[:, :, j0:j1]) * (scale * LOG2E)
         s = hide(s, j0, k.shape[2], causal, None, mask)
-        new = torch.maximum(m, row_max(s))
-        alpha, p = torch.exp2(m - finite(new)), torch.exp2(s - finite(new))
-        l = l * alpha + p.sum(-1, keepdim=True)
-        o = o * alpha + rounded(p, q.dtype) @ vf[:, :, j0:j1]
-        m = new
+        m, l, o = absorb(m, l, o, s, vf[:, :, j0:j1], q.dtype, torch.exp2)
     return (o / nonzero(l)).to(q.dtype)
 
 
@@ -97,9 +89,7 @@ def sink_in_every_split(q, k, v, causal=False, scale=None, window=None, sinks=No
             o, lse = o * torch.exp(lse - both), both
         outs.append(o)
         lses.append(lse)
-    lse = torch.stack(lses)
-    w = torch.exp(lse - finite(lse.detach().amax(0)))
-    return ((w * torch.stack(outs)).sum(0) / nonzero(w.sum(0))).to(q.dtype)
+    return merged(outs, lses).to(q.dtype)
 
 
 def fixed_max(q, k, v, causal=False, scale=None, mask=None):
@@ -156,48 +146,3 @@ def max_before_mask(q, k, v, causal=False, scale=None, mask=None, window=None):
         o = o * alpha + rounded(p, q.dtype) @ vf[:, :, j0:j1]
         m = new
     return (o / nonzero(l)).to(q.dtype)
-
-
-MUTANTS = (
-    Mutant(
-        splitk_base2_lse,
-        "The pieces of split-K give a base-2 log-sum-exp and the merge weighs them with exp instead of exp2.",
-        "github.com/sgl-project/sglang/issues/40903",
-    ),
-    Mutant(
-        bias_without_log2e,
-        "Scores are in base 2, but a finite additive mask is added without the factor log2(e).",
-        "github.com/meta-pytorch/segment-anything-fast/pull/71",
-    ),
-    Mutant(lazy_rescale_sum, "When a small rise of the maximum leaves O unscaled, the row sum is scaled all the same."),
-    Mutant(
-        sink_on_placeholder_max,
-        "The sink is added after the first tile as exp(sink - m), where m may still be the placeholder -1e5 "
-        "of a row with no key there.",
-        "github.com/NVIDIA/TensorRT-LLM/pull/19220",
-    ),
-    Mutant(
-        sink_in_every_split,
-        "Each split of split-K puts the sink into its own denominator, so that the merge counts it once a split.",
-        "github.com/ROCm/rocm-libraries/issues/12227",
-    ),
-    Mutant(
-        fixed_max,
-        "A constant 6 takes the place of every row's maximum, and there is no fallback when it does not fit.",
-        "arXiv 2311.01282",
-    ),
-    Mutant(
-        guard_kept_as_max,
-        "The zero that replaces the -inf maximum of a fully hidden tile stays as the running maximum.",
-        "github.com/Dao-AILab/flash-attention/issues/2082",
-    ),
-    Mutant(
-        merge_plain_exp,
-        "Prefix and suffix are merged with weights exp(lse), without taking off the larger lse.",
-        "github.com/SHI-Labs/NATTEN/pull/202",
-    ),
-    Mutant(
-        max_before_mask,
-        "The running maximum is taken before the mask, so hidden keys can push it far above the visible ones.",
-    ),
-)

@@ -1,9 +1,10 @@
 """Right kernels, by a second author: numerics."""
 
-import torch
-from torch.autograd import Function
+from functools import partial
 
-from benchmarks.mutants.skeleton import Mutant
+import torch
+
+from benchmarks.second_mutants.by_hand import ByHand
 from benchmarks.second_mutants.numerics_steps import (
     INF,
     LOG2E,
@@ -14,7 +15,9 @@ from benchmarks.second_mutants.numerics_steps import (
     finite,
     hide,
     load,
+    merged,
     nonzero,
+    piece,
     rounded,
     row_max,
     start,
@@ -65,35 +68,29 @@ def right_split_kv(q, k, v, causal=False, scale=None, mask=None, window=None, si
     outs, lses = [], []
     for j0, j1 in tiles(k.shape[2], 192):
         s = hide(dot(qf * (scale * LOG2E), kf[:, :, j0:j1]), j0, k.shape[2], causal, window, mask, LOG2E)
-        m = row_max(s)
-        p = torch.exp2(s - finite(m))
-        l = p.sum(-1, keepdim=True)
-        outs.append(rounded(p, q.dtype) @ vf[:, :, j0:j1] / nonzero(l))
-        lses.append((finite(m) + torch.log2(nonzero(l))).masked_fill(l == 0, -INF))
+        o, lse = piece(s, vf[:, :, j0:j1], q.dtype, torch.exp2, torch.log2)
+        outs.append(o)
+        lses.append(lse)
     if sinks is not None:
         outs.append(torch.zeros_like(outs[0]))
         lses.append((sinks.to(qf.dtype) * LOG2E).view(1, -1, 1, 1).expand_as(lses[0]))
-    lse = torch.stack(lses)
-    w = torch.exp2(lse - finite(lse.detach().amax(0)))
-    return ((w * torch.stack(outs)).sum(0) / nonzero(w.sum(0))).to(q.dtype)
+    return merged(outs, lses, torch.exp2).to(q.dtype)
 
 
-class _RightReverse(Function):
-    @staticmethod
-    def forward(ctx, q, k, v, scale, dtype, veil, softcap):
+def right_reverse_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
+    """FA2/FA3: tiles from right to left, a backward by hand with delta from the stored output."""
+    *tensors, scale = load(q, k, v, scale)
+    dtype, veil = q.dtype, partial(hide, n_kv=k.shape[2], causal=causal, window=window)
+
+    def forward(q, k, v):
         m, l, o = start(q, v)
         for j0, j1 in reversed(tiles(k.shape[2], 128)):
             s = veil(cap(dot(q * scale, k[:, :, j0:j1]), softcap), j0)
             m, l, o = absorb(m, l, o, s, v[:, :, j0:j1], dtype)
         o = o / nonzero(l)
-        ctx.save_for_backward(q, k, v, o.to(dtype), finite(m) + torch.log(nonzero(l)))
-        ctx.rest = scale, dtype, veil, softcap
-        return o
+        return o, o.to(dtype), finite(m) + torch.log(nonzero(l))
 
-    @staticmethod
-    def backward(ctx, do):
-        q, k, v, o, lse = ctx.saved_tensors
-        scale, dtype, veil, softcap = ctx.rest
+    def backward(do, q, k, v, _, o, lse):
         delta = (do * o.to(do.dtype)).sum(-1, keepdim=True)
         dq, dk, dv = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
         for j0, j1 in reversed(tiles(k.shape[2], 128)):
@@ -107,17 +104,9 @@ class _RightReverse(Function):
             dq += ds @ kj
             dk[:, :, j0:j1] = ds.transpose(-1, -2) @ q * scale
             dv[:, :, j0:j1] = rounded(p, dtype).transpose(-1, -2) @ do
-        return dq * scale, dk, dv, None, None, None, None
+        return dq * scale, dk, dv
 
-
-def right_reverse_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    """FA2/FA3: tiles from right to left, a backward by hand with delta from the stored output."""
-    qf, kf, vf, scale = load(q, k, v, scale)
-
-    def veil(s, j0):
-        return hide(s, j0, k.shape[2], causal, window)
-
-    return _RightReverse.apply(qf, kf, vf, scale, q.dtype, veil, softcap).to(q.dtype)
+    return ByHand.apply(forward, backward, *tensors).to(dtype)
 
 
 def right_ones_column(q, k, v, causal=False, scale=None, mask=None):
@@ -159,28 +148,3 @@ def right_smooth_k(q, k, v, causal=False, scale=None, mask=None, window=None):
         s = hide(dot(qf, kf[:, :, j0:j1]) * scale, j0, k.shape[2], causal, window, mask)
         m, l, o = absorb(m, l, o, s, vf[:, :, j0:j1], q.dtype)
     return (o / nonzero(l)).to(q.dtype)
-
-
-CONTROLS = (
-    Mutant(right_whole_row, "Blocks of queries with whole rows, P normalised in FP32 and then cast (eager SDPA)."),
-    Mutant(
-        right_lazy_rescale,
-        "FA4: rescaling only after the maximum rose by 2 ** 8, and a cubic 2 ** x (9e-5) for 16-bit inputs.",
-    ),
-    Mutant(
-        right_split_kv,
-        "Flash decoding in base 2: splits of 192 keys merged by base-2 log-sum-exp, the sink as one more piece.",
-    ),
-    Mutant(
-        right_reverse_backward,
-        "FA2/FA3: tiles from right to left, a backward by hand with delta = rowsum(dO * O) from the 16-bit O "
-        "as in FA2, dS and P cast to the inputs' type (with a large mean in V its dQ is, as FA2's, less exact "
-        "than with a delta in FP32).",
-    ),
-    Mutant(right_ones_column, "The row sum as one more column of V, so that it is the sum of the cast P."),
-    Mutant(right_two_pass, "Two passes over the scores: first log-sum-exp, then exp(S - lse) V without rescaling."),
-    Mutant(
-        right_smooth_k,
-        "SageAttention's key smoothing without quantisation: the mean key is taken off all keys in FP32.",
-    ),
-)

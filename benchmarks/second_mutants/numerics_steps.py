@@ -94,21 +94,28 @@ def start(q, v):
     return q.new_full((*shape, 1), -INF), q.new_zeros((*shape, 1)), q.new_zeros((*shape, v.shape[-1]))
 
 
-def absorb(m, l, o, s, v, dtype):
+def absorb(m, l, o, s, v, dtype, exp=torch.exp, cast=rounded):
     """One step of the FA2 online softmax."""
     new = torch.maximum(m, row_max(s))
     base = finite(new)
-    alpha, p = torch.exp(m - base), torch.exp(s - base)
-    return new, l * alpha + p.sum(-1, keepdim=True), o * alpha + rounded(p, dtype) @ v
+    alpha, p = exp(m - base), exp(s - base)
+    return new, l * alpha + p.sum(-1, keepdim=True), o * alpha + cast(p, dtype) @ v
 
 
-def piece(s, v, dtype):
-    """Normalised output and natural log-sum-exp of one piece of the keys."""
+def piece(s, v, dtype, exp=torch.exp, log=torch.log):
+    """Normalised output and log-sum-exp of one piece of the keys."""
     m = row_max(s)
-    p = torch.exp(s - finite(m))
+    p = exp(s - finite(m))
     l = p.sum(-1, keepdim=True)
-    lse = (finite(m) + torch.log(nonzero(l))).masked_fill(l == 0, -INF)
+    lse = (finite(m) + log(nonzero(l))).masked_fill(l == 0, -INF)
     return rounded(p, dtype) @ v / nonzero(l), lse
+
+
+def merged(outs, lses, exp=torch.exp):
+    """The output of pieces."""
+    lse = torch.stack(lses)
+    w = exp(lse - finite(lse.detach().amax(0)))
+    return (w * torch.stack(outs)).sum(0) / nonzero(w.sum(0))
 
 
 def fa2_forward(q, k, v, dtype, veil, softcap=None, size=128):
@@ -119,6 +126,24 @@ def fa2_forward(q, k, v, dtype, veil, softcap=None, size=128):
         m, l, o = absorb(m, l, o, s, v[:, :, j0:j1], dtype)
     lse = (finite(m) + torch.log(nonzero(l))).masked_fill(l == 0, -INF)
     return o / nonzero(l), lse
+
+
+def fa2_backward(do, q, k, v, o, lse, scale, dtype, veil, softcap=None, size=128, summed=lambda dq: dq):
+    """dQ, dK and dV over tiles of keys. summed: dQ as it is kept from tile to tile."""
+    delta = (do * o).sum(-1, keepdim=True)
+    dq, dk, dv = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
+    for j0, j1 in tiles(k.shape[2], size):
+        kj, vj = k[:, :, j0:j1], v[:, :, j0:j1]
+        s = cap(dot(q * scale, kj), softcap)
+        p = torch.exp(veil(s, j0) - finite(lse))
+        ds = p * (dot(do, vj) - delta)
+        if softcap is not None:
+            ds = ds * (1.0 - (s / softcap) ** 2)
+        ds = rounded(ds, dtype)
+        dq = summed(dq + ds @ kj * scale)
+        dk[:, :, j0:j1] = ds.transpose(-1, -2) @ q * scale
+        dv[:, :, j0:j1] = rounded(p, dtype).transpose(-1, -2) @ do
+    return dq, dk, dv
 
 
 class _Exp2Poly(Function):

@@ -103,9 +103,9 @@ def outcome(notebook: Path, build: Path) -> dict | None:
 
 def is_fresh(notebook: Path, scale: str, build: Path) -> bool:
     """Say whether a notebook's outcome at a scale is made from what is there now, and its files are as its run left
-    them."""
-    record = outcome(notebook, build)
-    if record is None or record["made_from"] != made_from(notebook, parameters(notebook, scale) | dict(scale=scale)):
+    them; a ValueError as of `parameters`."""
+    given, record = parameters(notebook, scale) | dict(scale=scale), outcome(notebook, build)
+    if record is None or record["made_from"] != made_from(notebook, given):
         return False
     return all(_checksum(Path(build) / file) == checksum for file, checksum in record["files"].items())
 

@@ -26,13 +26,14 @@ from attention_check.measure import way
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.probe.capture import Capture
-from attention_check.report.page import page
+from attention_check.report.page import Section, page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import judgement_text
 from attention_gallery.commands import pages
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.commands.errors import say
+from fa_lib.execution.untrusted import Untrusted
 from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
@@ -164,14 +165,18 @@ def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
         raise ValueError(RUDE.replace("\n", " "))
 
     judgement = judge_kernel("<kbd>$x^{$\x1b[2J", examine(rude, TINY))
-    html, row = page(judgement, []), dict(key="k", project="p", version="1", use="u", verdict="fails")
+    shown = Section("asked", "<b>", pd.DataFrame({"<i>": ["<u>\x07"]}))
+    html = page(judgement, [shown], about={"<a>": "<em>\x07"}, settings={"a": ["<s>", "b"]})
+    row = dict(key="k", project="p", version="1", use="u", verdict="fails")
     say(judgement_text(judgement))
     markdown = pages.page(row, judgement)
     table = pages.index(pd.DataFrame([row | dict(problem=RUDE.replace("\ud800", ""))]))
     for text in (html, capsys.readouterr().out, markdown, table):
         assert not set("\x1b\x07\r\u202e\u200b\ud800") & set(text) and "alert(1)" in text
         text.encode()
-    assert "<img" not in html and "<kbd>" not in html
+    assert not [tag for tag in ("<img", "<kbd>", "<u>", "<s>", "<i>", "<a>", "<em>") if tag in html]
+    sly = type("Sly", (str,), dict(isprintable=lambda self: True, __format__=lambda self, spec: self))
+    assert Untrusted(sly("a\x1b")) == "a\\x1b"
     parser = MarkdownIt("commonmark").enable("table")
     for text in (markdown, table):
         tokens = [each for token in parser.parse(text) for each in (token, *(token.children or ()))]

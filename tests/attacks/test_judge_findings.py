@@ -13,13 +13,9 @@ from typer.testing import CliRunner
 from attention_check.commands import captured_reports
 from attention_check.judge.findings import Judgement, Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import coarse, noisy, scaled
-from attention_check.measure.carry import carried, carry
-from attention_check.measure.determinism import repeats
+from attention_check.judge.tables import coarse, scaled
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
-from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.tables import measure
 from attention_check.probe.capture import captured
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import WORDINGS, judgement_text
@@ -91,16 +87,6 @@ def test_nor_does_a_single_check_call_it_a_carry(kernel, told, fails):
     assert result.passed is None and told in result.why
     result = result_of("gross_errors", kernel)
     assert result.passed is False and fails in result.why
-
-
-def test_right_kernels_and_the_papers_keep_their_findings():
-    for kernel, carries in ((in_bf16, False), ("every_step", True)):
-        lengths = [row for n in (64, 256, 1024) for q in (16, None) for fmt in ("uniform", "normal")
-                   for row in measure([kernel], Inputs("BF16", fmt, n, 0, q))]  # fmt: skip
-        again = repeats(kernel, "BF16", 2, n=64)
-        assert scaled(pd.DataFrame(lengths)) is None and noisy(pd.DataFrame([again])) is None and again["apart"] == 0
-        rows = pd.DataFrame(carry(kernel, "BF16", 1)).assign(fmt="BF16", queries=1)
-        assert {each["low"] for each in carried(rows)} == {carries}
 
 
 def test_a_factor_that_grows_with_n_or_one_setting_alone_is_no_scale():

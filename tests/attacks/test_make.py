@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
-from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from processes import lives, wait_until
 
 from fa_lib.execution.paths import PACKAGE, ROOT
 
@@ -138,45 +138,19 @@ def begun(checkout, seconds, *words):
     started = checkout / "started"
     started.unlink(missing_ok=True)
     make = make_figures(checkout, *words)
-    wait(lambda: started.exists() and started.read_text() or make.poll() is not None)
+    wait_until(lambda: started.exists() and started.read_text() or make.poll() is not None)
     assert make.poll() is None, make.stdout.read()
     return make, int(started.read_text())
-
-
-def wait(done, seconds=180):  # a loaded machine is no error
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-def ended(process):
-    """Whether a process has ended, or is a zombie that nobody has asked for."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def children(process):
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == process]
-
-
-def _parent(path):
-    try:
-        return int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_killed_leaves_no_notebook_running(number, checkout):
     """The command, and not make, is killed: what it started ends, and nothing is half-written."""
     make, kernel = begun(checkout, 30)
-    (command,) = children(make.pid)
-    started = children(command)
-    os.kill(command, number)
-    wait(lambda: all(map(ended, [kernel, command, *started])), seconds=25)
+    (command,) = psutil.Process(make.pid).children()
+    started = [child.pid for child in command.children()]
+    command.send_signal(number)
+    wait_until(lambda: not any(map(lives, [kernel, command.pid, *started])), seconds=25)
     make.communicate()
     assert started and make.returncode and not (checkout / "build/figures").exists()
     assert not list(checkout.glob("build/*.outcome.json"))

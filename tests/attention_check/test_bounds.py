@@ -59,20 +59,6 @@ def test_another_attention_that_the_rule_allows_on_peaked_scores_fails_by_its_bo
     assert headline(judgement).startswith(f"steep fails: {subject(first.where)} ") and "1.08" in headline(judgement)
 
 
-def test_a_kernel_that_computes_in_a_coarser_format_is_told_so_in_the_headline():
-    """With FP16 it computes as in BF16."""
-
-    def coarse(q, k, v, causal=False, scale=None):
-        return kernels.flash(*(x.bfloat16() for x in (q, k, v)), causal=causal, scale=scale).to(q.dtype)
-
-    name = register("coarse", coarse)
-    judgement = judge_kernel(name, examine(name, QUICK, beside=()))
-    (because,) = cause(judgement)
-    assert (because.what, because.where["fmt"], because.number) == ("coarse", "FP16", 8), judgement_text(judgement)
-    words = headline(judgement)
-    assert words.startswith("coarse fails: ") and "FP16" in words and "(8 significant bits)" in words
-
-
 def test_a_judgement_reports_the_bound_without_failing_for_a_rounding():
     judgement = judge_kernel("unfused", examine("unfused", QUICK, beside=()))
     found = [f for f in judgement.findings if f.what == "bound"]

@@ -1,8 +1,6 @@
 """What people naturally write and type: right kernels and outputs pass, and what is given is used or refused."""
 
 import math
-import subprocess
-import sys
 
 import nbformat
 import pandas as pd
@@ -25,13 +23,11 @@ from attention_check.measure.plan import QUICK
 from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
-from attention_check.report.labels import subject
 from attention_check.report.sentences import judgement_text
 from attention_check.testing.checks import check_named
 from fa_lib import kernels
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.kernels.inputs import UNEVEN
-from fa_lib.numerics.formats import TF32
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_path")]
 
@@ -55,15 +51,6 @@ def test_a_kernel_that_masks_as_torch_does_and_only_so_is_right():
     (row,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True, top_left=True))
     (wrong,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True))
     assert row["times"] <= 1 and wrong["key"] == "causal_top_left"
-
-
-def drops_its_window(q, k, v, causal=False, scale=None, window=None):
-    return kernels.as_shipped(q, k, v, causal=causal, scale=scale)
-
-
-def test_a_window_that_is_not_applied_is_named():
-    rows = contract(own_name("drops_its_window", drops_its_window))
-    assert {row["note"] for row in rows if row["asked"].startswith("window")} == {"window_ignored"}
 
 
 def test_options_are_asked_with_shared_heads_and_with_another_scale():
@@ -165,13 +152,6 @@ def test_a_models_calls_are_computed_by_kernels_with_names_of_their_own():
     assert not probe.skipped and (probe.table[probe.table.kernel == sdpa]["max"] < 0.1).all()
 
 
-def test_the_headline_names_a_rounding_that_makes_a_rule_break(tmp_path):
-    q, k, v = normal(1, 2, 128, 64)
-    o = kernels.as_shipped(*(TF32(x.double()).float() for x in (q, k, v)))
-    done = command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, o=o), "--out", tmp_path, "--exit-code")
-    assert done.exit_code == 1 and subject(dict(key="inputs", fmt="TF32")) in done.output.splitlines()[0]
-
-
 def test_outputs_a_little_too_small_are_a_rounding_to_one_side():
     q, k, v = normal(1, 2, 256, 64, dtype=torch.bfloat16)
     exact = kernels.golden(q, k, v.abs(), inputs="BF16")
@@ -202,13 +182,6 @@ def test_a_decoder_whose_masks_could_not_be_read_is_told_so():
     assert unknown.severity == Severity.REPORTED and unknown.where == dict(calls=1, of=1)
     assert "1 of 1 calls" in judgement_text(judgement)
     assert not [f for f in bidirectional.findings if f.what == "later_unknown"]
-
-
-def test_a_plugins_kernel_is_named_by_its_file(tmp_path):
-    (tmp_path / "mine.py").write_text(SDPA + "def f(q, k, v): return sdpa(q, k, v)")
-    words = [sys.executable, "-m", "pytest", "-q", "--fa-lib-kernel", "mine.py:f", "-k", "strides"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_notebook_12_judges_a_file_of_the_readers(tmp_path):

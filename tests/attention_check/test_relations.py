@@ -21,6 +21,7 @@ from attention_check.report.sentences import WORDINGS
 from attention_check.report.tables import by_relation
 from benchmarks import judge
 from benchmarks.mutants import masks
+from benchmarks.mutants.gradients import Altered, delta_forgotten
 from fa_lib import E4M3, kernels
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 
@@ -59,44 +60,14 @@ def attention(
     return (o.to(o_dtype), L) if return_lse else o.to(o_dtype)
 
 
-class Gradients(torch.autograd.Function):
-    """Attention whose gradients are changed."""
+def altered(**changes):
+    """Attention whose gradients of q, k and v are changed."""
 
-    @staticmethod
-    def forward(ctx, change, q, k, v, mask):
-        ctx.saved, ctx.change = (q, k, v, mask), change
+    def kernel(q, k, v, mask=None):
+        q, k, v = (Altered.apply(x, changes.get(name, lambda dx: dx)) for name, x in zip("qkv", (q, k, v)))
         return attention(q, k, v, mask=mask)
 
-    @staticmethod
-    def backward(ctx, dO):
-        *tensors, mask = ctx.saved
-        with torch.enable_grad():
-            tensors = [x.detach().requires_grad_() for x in tensors]
-            grads = torch.autograd.grad(attention(*tensors, mask=mask), tensors, dO)
-        return None, *ctx.change(*(g.clone() for g in grads)), None
-
-
-def gradients(change):
-    return lambda q, k, v, mask=None: Gradients.apply(change, q, k, v, mask)
-
-
-def without_delta(q, k, v):
-    """dS = P * dP."""
-
-    class Undelta(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, q, k, v):
-            ctx.saved = q, k, v
-            return attention(q, k, v)
-
-        @staticmethod
-        def backward(ctx, dO):
-            q, k, v = (x.float() for x in ctx.saved)
-            P, scale = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1), q.shape[-1] ** -0.5
-            dS = P * (dO.float() @ v.mT)
-            return tuple(x.to(dO.dtype) for x in (dS @ k * scale, dS.mT @ q * scale, P.mT @ dO.float()))
-
-    return Undelta.apply(q, k, v)
+    return kernel
 
 
 def block_scaled(q, k, v, **options):
@@ -156,11 +127,11 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "window_edges": (wrong("a wide window"), "16 keys, hidden before"),
     "sinks": (wrong("sinks of other heads"), "scores of 0"),
     "splits": (wrong("a log-sum-exp in base 2"), "parts of unlike length"),
-    "dv_sum": (gradients(lambda dq, dk, dv: (dq, dk, torch.cat([dv[:, :, :-16], 0 * dv[:, :, -16:]], 2))), "no mask"),
+    "dv_sum": (altered(v=lambda dv: torch.cat([dv[:, :, :-16], 0 * dv[:, :, -16:]], 2)), "no mask"),
     "gradient_sums": ("every_step", "dV"),
-    "hidden_gradients": (gradients(lambda dq, dk, dv: (dq, dk + 2.0**-3, dv)), "dK of hidden keys"),
-    "hidden_row_gradients": (gradients(lambda dq, dk, dv: (dq + 2.0**-10, dk, dv)), "boolean mask"),
-    "constant_gradients": (without_delta, "dQ"),
+    "hidden_gradients": (altered(k=lambda dk: dk + 2.0**-3), "dK of hidden keys"),
+    "hidden_row_gradients": (altered(q=lambda dq: dq + 2.0**-10), "boolean mask"),
+    "constant_gradients": (delta_forgotten, "dQ"),
 }  # fmt: skip
 
 
@@ -281,13 +252,13 @@ def test_the_block_that_a_gradient_is_summed_over_is_seen_from_outside(fmt):
     assert "kept in" in sentence.text
     page = by_relation(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt)).set_index("case")
     assert not page.breaks.any() and page[fmt]["dV"] == "breaks: 7.2 of 2, not counted"
-    wrong_factor = gradients(lambda dq, dk, dv: (1.44 * dq, 1.44 * dk, 1.44 * dv))
+    wrong_factor = altered(**dict.fromkeys("qkv", lambda dx: 1.44 * dx))
     assert {row["outcome"] for row in relate(wrong_factor, "gradient_sums", fmt)} <= {"bitwise", "rounding"}
 
 
 def test_gradients_with_hidden_rows_may_not_be_nan():
     """exp(-inf - -inf) in a backward pass by hand."""
-    nan = gradients(lambda dq, dk, dv: (dq, dk * math.nan, dv))
+    nan = altered(k=lambda dk: dk * math.nan)
     for row in relate(nan, "hidden_row_gradients", "BF16", n=N)[:2]:
         assert row["outcome"] == "broken" and "NaN or infinite values in dQ, dK or dV" in row["problem"]
     nan_rows = lambda q, k, v, mask: attention(q, k, v, mask=mask).where(mask.any(-1, keepdim=True), math.nan)  # noqa: E731
@@ -431,5 +402,5 @@ def test_gradients_by_autograd_are_right_whether_the_maximum_is_detached_or_not(
     for n in (N, 256):
         rows = relate(kernel, "constant_gradients", fmt, n=n)
         assert {row["outcome"] for row in rows} <= {"bitwise", "rounding"}, rows
-    wrong = relate(without_delta, "constant_gradients", fmt, n=256)
+    wrong = relate(delta_forgotten, "constant_gradients", fmt, n=256)
     assert max(row["number"] for row in wrong) > 3

@@ -11,12 +11,10 @@ import pytest
 import torch
 from in_a_folder import written_test_says as told
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from attention_check.explain.shrink import Capture, Failure, failure, shrink, smallest, write
 from attention_check.explain.standalone_test import judged
 from fa_lib import draw, kernels
-from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.rule import eager_baseline
 
@@ -235,15 +233,3 @@ def test_a_kernel_that_does_not_fail_or_cannot_be_called_is_refused(tmp_path):
         shrink("test_shrink:flaky", path)
     with pytest.raises(ValueError, match="^kernel: got 'tiled'; .*'every_step'"):
         shrink("tiled", path)
-
-
-def test_the_command_writes_the_test(tmp_path, monkeypatch):
-    path = saved(tmp_path / "a.safetensors", (1, 4, 8, 16), scale=0.25)
-    monkeypatch.chdir(tmp_path)
-    words = ["shrink", str(path), "--kernel", "test_shrink:wrong_head_three"]
-    done = CliRunner().invoke(app, words, prog_name="fa-lib")
-    assert done.exit_code == 0, done.output
-    assert "heads of keys 4 to 1" in done.stdout and "test_wrong_head_three.py" in done.stdout
-    assert re.search(TOO_FAR, told(tmp_path / "test_wrong_head_three.py", monkeypatch))
-    done = CliRunner().invoke(app, [*words[:-1], "test_shrink:right"], prog_name="fa-lib")
-    assert done.exit_code == 2 and "does not fail" in done.stderr

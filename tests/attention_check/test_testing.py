@@ -253,8 +253,8 @@ def test_pytest_starts_without_torch(tmp_path):
 @pytest.mark.slow
 def test_a_kernel_is_checked_without_a_file_and_a_stale_expectation_fails(tmp_path):
     (tmp_path / "mine.py").write_text("from fa_lib.kernels import flash as kernel\n")
-    done = pytest_in(tmp_path, "--fa-lib-kernel", "mine:kernel", "-k", "two_runs or rule_97", "-v")
-    assert done.returncode == 0 and "kernel mine:kernel" in done.stdout, done.stdout + done.stderr
+    done = pytest_in(tmp_path, "--fa-lib-kernel", "mine.py:kernel", "-k", "two_runs or rule_97", "-v")
+    assert done.returncode == 0 and "kernel mine.py:kernel" in done.stdout, done.stdout + done.stderr
     assert "test_kernel[mine:kernel-two_runs] PASSED" in done.stdout and "2 passed" in done.stdout
     (tmp_path / "test_mine.py").write_text(
         "from attention_check.testing import parametrize_with_checks\n"

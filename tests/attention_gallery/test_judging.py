@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
+from processes import lives, wait_until, written
 
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.measurements import Measurements
@@ -178,17 +177,17 @@ time.sleep(60 if then == "hang" else 0)
 def test_what_a_process_has_started_ends_with_it(tmp_path, then):
     """The compiler that a kernel runs, say."""
     [ended] = judging.call_each([f"{tmp_path / 'child'} {then}"], JudgingSettings("", limit_s=3), 1, WITH_CHILD)
-    assert ended.code == (0 if then == "end" else None) and has_ended(tmp_path / "child")
+    assert ended.code == (0 if then == "end" else None)
+    wait_until(lambda: not lives((tmp_path / "child").read_text()))
 
 
 def test_an_error_of_the_caller_ends_all_processes(tmp_path):
     keys = [f"{tmp_path / 'child'} hang", f"{tmp_path / 'other'} end"]
     running = judging.call_each(keys, JudgingSettings(""), 2, WITH_CHILD)
     assert next(running).code == 0  # the other: this one hangs
-    while not (tmp_path / "child").exists():
-        time.sleep(0.05)
+    child = written(tmp_path / "child")
     running.close()
-    assert has_ended(tmp_path / "child")
+    wait_until(lambda: not lives(child))
 
 
 def test_a_process_that_judges_ends_with_its_parent(tmp_path):
@@ -201,16 +200,7 @@ def test_a_process_that_judges_ends_with_its_parent(tmp_path):
         [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r},"
          f" {str(tmp_path / 'pid')!r}], start_new_session=True)"], env=os.environ | dict(PYTHONPATH=":".join(sys.path)),
     )  # fmt: skip
-    while not (tmp_path / "pid").exists():
-        time.sleep(0.05)
+    pid = written(tmp_path / "pid")
     parent.kill()
     parent.wait()
-    assert has_ended(tmp_path / "pid")
-
-
-def has_ended(path, seconds=20):
-    status, until = Path(f"/proc/{path.read_text()}/status"), time.monotonic() + seconds
-    while status.exists() and "\nState:\tZ" not in status.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return True
+    wait_until(lambda: not lives(pid))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_gallery.caches import QUANTISED_INPUTS, over_bits
-from attention_gallery.catalogue import MODELLED, SHARED, counted
+from attention_gallery.catalogue import MODELLED
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
@@ -84,21 +84,6 @@ def test_vllm_hides_the_keys_behind_the_last_with_a_number():
     tensors = [x.to(torch.bfloat16) for x in (q, k, v)]
     assert (kernels.get(MODELLED["vllm_encoder"].ref)(*tensors) == 0).all()
     assert (kernels.get(MODELLED["vllm_unified"].ref)(*tensors).float() - 0.5).abs().max() < 0.2
-
-
-def test_implementations_are_counted_once():
-    assert set(SHARED) - set(MODELLED) and all(MODELLED[key].project for key in SHARED if key in MODELLED)
-    rows = [
-        dict(key="vllm_unified", project="vLLM", verdict="passes"),
-        dict(key="vllm_unified_decode", project="vLLM", verdict="fails", defect=""),
-        dict(key="ggml_few", project="llama.cpp (ggml)", verdict="fails", defect="fp16_sum"),
-        dict(key="ggml_decode", project="llama.cpp (ggml)", verdict="fails", defect="fp16_sum"),
-        dict(key="pallas_splash", project="JAX Pallas", verdict="differs", defect="no_key"),
-        dict(key="cutile", project="cuTile", verdict="cannot_run"),
-    ]
-    assert f"{counted(rows)}" == (
-        "5 call paths, 3 implementations, of 3 projects; 3 call paths fail, by 2 distinct defects; 1 differ"
-    )
 
 
 def test_a_constant_value_makes_lmdeploys_cache_nan_and_one_line_mends_it(monkeypatch, tmp_path):

@@ -1,81 +1,19 @@
 """Random programs, run by numpy and compiled: memory, shared memory and registers end with the same bits."""
 
+import csv
 import random
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from small_ptx import kernel
 
 WORDS = 24  # registers of each kind that programs use
-PLAIN = {  # instructions by the kind of their registers; {} is a register of that kind
-    "%r": ["add.s32 {}, {}, {}", "sub.u32 {}, {}, {}", "mul.lo.s32 {}, {}, {}", "mul.hi.u32 {}, {}, {}",
-           "mul.hi.s32 {}, {}, {}", "mad.lo.s32 {}, {}, {}, {}", "and.b32 {}, {}, {}", "xor.b32 {}, {}, {}",
-           "or.b32 {}, {}, {}", "not.b32 {}, {}", "shl.b32 {}, {}, 5", "shr.s32 {}, {}, {}", "shr.u32 {}, {}, 3",
-           "min.s32 {}, {}, {}", "max.u32 {}, {}, {}", "neg.s32 {}, {}", "prmt.b32 {}, {}, {}, 0x5410",
-           "lop3.b32 {}, {}, {}, {}, 0x96", "bfe.u32 {}, {}, 3, 9", "bfi.b32 {}, {}, {}, 4, 8", "popc.b32 {}, {}",
-           "bfe.s32 {}, {}, {}, {}", "bfi.b32 {}, {}, {}, {}, {}", "prmt.b32 {}, {}, {}, {}",
-           "div.u32 {}, {}, {}", "rem.s32 {}, {}, {}", "div.s32 {}, {}, {}", "rem.u32 {}, {}, {}",
-           "dp4a.s32.s32 {}, {}, {}, {}", "dp4a.u32.s32 {}, {}, {}, {}", "dp4a.u32.u32 {}, {}, {}, {}",
-           "shf.l.wrap.b32 {}, {}, {}, 7", "mov.u32 {}, %laneid",
-           "fma.rn.f16x2 {}, {}, {}, {}", "add.f16x2 {}, {}, {}", "max.bf16x2 {}, {}, {}", "mov.b32 {}, {}",
-           "sub.bf16x2 {}, {}, {}", "mul.f16x2 {}, {}, {}", "neg.bf16x2 {}, {}", "abs.f16x2 {}, {}"],
-    "%f": ["add.f32 {}, {}, {}", "sub.ftz.f32 {}, {}, {}", "mul.f32 {}, {}, {}", "fma.rn.f32 {}, {}, {}, {}",
-           "fma.rn.ftz.f32 {}, {}, {}, {}", "max.f32 {}, {}, {}", "min.ftz.f32 {}, {}, {}", "ex2.approx.ftz.f32 {}, {}",
-           "rcp.approx.ftz.f32 {}, {}", "sqrt.rn.f32 {}, {}", "neg.f32 {}, {}", "abs.f32 {}, {}",
-           "lg2.approx.f32 {}, {}",
-           "abs.ftz.f32 {}, {}", "copysign.f32 {}, {}, {}", "add.rz.ftz.f32 {}, {}, {}", "mul.rz.f32 {}, {}, {}",
-           "fma.rz.f32 {}, {}, {}, {}", "cvt.rzi.f32.f32 {}, {}", "cvt.rmi.ftz.f32.f32 {}, {}",
-           "div.rn.f32 {}, {}, {}", "add.rz.f32 {}, {}, {}", "mul.sat.f32 {}, {}, {}", "rsqrt.approx.f32 {}, {}"],
-    "%d": ["add.s64 {}, {}, {}", "sub.s64 {}, {}, {}", "mul.lo.s64 {}, {}, {}", "xor.b64 {}, {}, {}",
-           "shl.b64 {}, {}, 9", "shr.s64 {}, {}, 13", "min.u64 {}, {}, {}"],
-    "%h": ["add.s16 {}, {}, {}", "xor.b16 {}, {}, {}", "mul.lo.u16 {}, {}, {}", "fma.rn.bf16 {}, {}, {}, {}",
-           "fma.rn.f16 {}, {}, {}, {}", "sub.f16 {}, {}, {}", "mul.bf16 {}, {}, {}", "min.f16 {}, {}, {}",
-           "max.bf16 {}, {}, {}", "neg.f16 {}, {}", "abs.bf16 {}, {}"],
-}  # fmt: skip
-MIXED = [  # with their operands' kinds
-    ("cvt.rn.bf16x2.f32 {}, {}, {}", "%r%f%f"), ("cvt.rn.f16.f32 {}, {}", "%h%f"), ("cvt.f32.f16 {}, {}", "%f%h"),
-    ("cvt.rn.bf16.f32 {}, {}", "%h%f"), ("cvt.f32.bf16 {}, {}", "%f%h"), ("cvt.rn.f32.s32 {}, {}", "%f%r"),
-    ("cvt.rzi.s32.f32 {}, {}", "%r%f"), ("cvt.rni.u32.f32 {}, {}", "%r%f"), ("cvt.rmi.ftz.s16.f32 {}, {}", "%h%f"),
-    ("cvt.rpi.u16.f32 {}, {}", "%h%f"), ("popc.b64 {}, {}", "%r%d"),
-    ("cvt.rn.f32.s16 {}, {}", "%f%h"), ("cvt.rn.f16.u16 {}, {}", "%h%h"), ("cvt.rn.f16.s32 {}, {}", "%h%r"),
-    ("cvt.rn.f32.s64 {}, {}", "%f%d"), ("cvt.rn.f32.u64 {}, {}", "%f%d"),
-    ("cvt.s64.s32 {}, {}", "%d%r"), ("cvt.u32.u64 {}, {}", "%r%d"),
-    ("cvt.u16.u32 {}, {}", "%h%r"), ("mul.wide.u32 {}, {}, {}", "%d%r%r"), ("mad.wide.s32 {}, {}, {}, {}", "%d%r%r%d"),
-    ("mov.b32 {}, {}", "%f%r"), ("mov.b32 {}, {}", "%r%f"), ("mov.b64 {}, {{{}, {}}}", "%d%r%r"),
-    ("mov.b64 {{{}, {}}}, {}", "%r%r%d"), ("mov.b32 {{{}, {}}}, {}", "%h%h%r"), ("mov.b32 {}, {{{}, {}}}", "%r%h%h"),
-    ("setp.lt.s32 {}, {}, {}", "%p%r%r"), ("setp.gt.ftz.f32 {}, {}, {}", "%p%f%f"),
-    ("setp.neu.f32 {}, {}, {}", "%p%f%f"),
-    ("setp.ge.and.u32 {}, {}, {}, {}", "%p%r%r%p"), ("and.pred {}, {}, {}", "%p%p%p"), ("not.pred {}, {}", "%p%p"),
-    ("selp.b32 {}, {}, {}, {}", "%r%r%r%p"), ("selp.f32 {}, {}, {}, {}", "%f%f%f%p"),
-    ("setp.eq.u64 {}, {}, {}", "%p%d%d"), ("vote.sync.ballot.b32 {}, {}, -1", "%r%p"),
-    ("shfl.sync.bfly.b32 {}, {}, 9, 31, -1", "%r%r"), ("shfl.sync.down.b32 {}|%p9, {}, 3, 0x101f, -1", "%r%r"),
-    ("redux.sync.add.s32 {}, {}, -1", "%r%r"), ("movmatrix.sync.aligned.m8n8.trans.b16 {}, {}", "%r%r"),
-    ("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{{}, {}}}, [%r60]", "%r%r"),
-    ("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{}, {}, {}, {}}}, [%r60]", "%r%r%r%r"),
-    ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{}, {}, {}, {}}}, {{{}, {}, {}, {}}}, {{{}, {}}}, "
-     "{{{}, {}, {}, {}}}", "%f%f%f%f%r%r%r%r%r%r%f%f%f%f"),
-    ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{{}, {}, {}, {}}}, {{{}, {}, {}, {}}}, {{{}, {}}}, "
-     "{{{}, {}, {}, {}}}", "%f%f%f%f%r%r%r%r%r%r%f%f%f%f"),
-    ("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {{{}, {}}}, {{{}, {}, {}, {}}}, {{{}, {}}}, {{{}, {}}}",
-     "%r%r%r%r%r%r%r%r%r%r"),
-    ("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32 {{{}, {}, {}, {}}}, {{{}, {}, {}, {}}}, {{{}, {}}}, "
-     "{{{}, {}, {}, {}}}", "%r%r%r%r%r%r%r%r%r%r%r%r%r%r"),
-    ("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {{{}, {}, {}, {}}}, {{{}, {}}}, {{{}}}, {{{}, {}, {}, {}}}",
-     "%r%r%r%r%r%r%r%r%r%r%r"),
-    ("st.shared.u32 [%r61], {}", "%r"), ("ld.shared.v2.u32 {{{}, {}}}, [%r62]", "%r%r"),
-    ("ld.global.u8 {}, [%d30+5]", "%h"), ("ld.global.v2.s8 {{{}, {}}}, [%d30+2]", "%r%h"),
-    ("ld.shared.s32 {}, [%r61]", "%d"), ("st.global.u8 [%d30+9], {}", "%h"),
-    ("st.shared.v2.u16 [%r61], {{{}, {}}}", "%r%d"),
-    ("ld.global.u16 {}, [%d30+6]", "%h"), ("ld.global.v2.f32 {{{}, {}}}, [%d30+8]", "%f%f"),
-    ("st.global.b64 [%d30+16], {}", "%d"),
-    ("atom.shared.max.s32 {}, [%r61], {}", "%r%r"), ("atom.shared.min.u32 {}, [%r59], {}", "%r%r"),
-    ("atom.shared.add.u32 {}, [%r59+8], {}", "%r%r"), ("atom.shared.min.s32 {}, [%r62], {}", "%r%r"),
-    ("ld.u32 {}, [%d28]", "%r"), ("st.v2.u16 [%d28], {{{}, {}}}", "%h%h"), ("ld.v2.u32 {{{}, {}}}, [%d30+8]", "%r%r"),
-    ("st.u32 [%d30+24], {}", "%r"), ("ld.u32 {}, [%d27]", "%r"), ("st.u32 [%d27], {}", "%r"),
-    ("st.local.u32 [depot+8], {}", "%r"), ("ld.local.v2.u32 {{{}, {}}}, [depot+8]", "%r%r"),
-    ("st.local.v2.u16 [depot+12], {{{}, {}}}", "%h%h"), ("setp.nan.f32 {}, {}, {}", "%p%f%f"),
-    ("ld.shared.f32 {}, [%r61]", "%f"), ("st.shared.v4.u32 [%r60], {{{}, {}, {}, {}}}", "%r%r%r%r"),
-]  # fmt: skip
+LISTED = pd.read_csv(Path(__file__).with_name("instructions.tsv"), sep="\t", quoting=csv.QUOTE_NONE).groupby("list")
+# instructions by the kind of their registers, {} is a register of that kind; and others, with their operands' kinds
+PLAIN = {kind: [*own.text] for kind, own in LISTED.get_group("plain").groupby("kinds", sort=False)}
+MIXED = [*LISTED.get_group("mixed")[["text", "kinds"]].itertuples(index=False, name=None)]
 INSIDE = ".shared .align 16 .b8 memory[1024]; .local .align 8 .b8 depot[64];"
 TOGETHER = ("vote", "shfl", "redux", "movmatrix", "ldmatrix", "mma")  # not under a guard, and not in a loop that parts
 
