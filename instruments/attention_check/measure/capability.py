@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from itertools import combinations
 from typing import Any
 
@@ -142,7 +142,7 @@ def kernel_fn(kernel: KernelRef | str | Callable, causal: bool = False) -> Calla
     fn = kernels.plain(kernel)
     if causal:
         return _causal(fn)
-    return partial(fn, causal=False) if masks_by_default(fn) else fn
+    return _unmasked(fn) if masks_by_default(fn) else fn
 
 
 def parameters(fn: Callable) -> Mapping[str, inspect.Parameter] | None:
@@ -157,6 +157,16 @@ def masks_by_default(fn: Callable) -> bool:
     """Whether a kernel has a parameter `causal` that is set where it is not given."""
     known = parameters(fn) or {}
     return "causal" in known and known["causal"].default is True
+
+
+def _unmasked(fn):
+    """A kernel that masks causally only where it is told to."""
+
+    @wraps(fn)
+    def unmasked(q, k, v, *, causal=False, **options):
+        return fn(q, k, v, causal=causal, **options)
+
+    return unmasked
 
 
 def _causal(fn):
