@@ -19,7 +19,7 @@ from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call, by_key
 from fa_lib.numerics.dots import Exact
 from fa_lib.numerics.formats import FP32, Format, round_to
-from fa_lib.numerics.metrics import over_baseline, rms
+from fa_lib.numerics.metrics import deviation, over_baseline
 
 ALLOWED = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error: flash-attention's own tests
 
@@ -145,11 +145,9 @@ def rule_rows(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> l
     """Judge one kernel, as `kernels.plain` takes it, on a Case: the rows of `rule`. truth: of `exact`."""
     rows = []
     for (tensor, x), own in zip(case.results(plain(kernel)).items(), truth["baseline"].tolist()):
-        golden, allowed = truth[tensor].cpu(), ALLOWED[tensor]
-        error = (x.double().cpu() - golden).abs()
-        largest, relative = error.max().item(), over_baseline(rms(error), rms(golden))
-        row = dict(kernel=kernel, tensor=tensor, error=largest, baseline=own, ratio=over_baseline(largest, own))
-        rows.append(row | dict(allowed=allowed, passed=largest <= allowed * own, relative=relative))
+        d, allowed = deviation(x, truth[tensor]), ALLOWED[tensor]
+        row = dict(kernel=kernel, tensor=tensor, error=d.max, baseline=own, ratio=over_baseline(d.max, own))
+        rows.append(row | dict(allowed=allowed, passed=d.max <= allowed * own, relative=d.relative))
     return rows
 
 

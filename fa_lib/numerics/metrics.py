@@ -66,13 +66,13 @@ def deviation(
     size = signed.abs()
     ulps = size / fmt.ulp(golden)
     rows = signed.reshape(-1, signed.shape[-1] if signed.ndim else 1).mean(-1)
-    rmse = rms(size)
+    rmse = math.sqrt(size.square().mean().item())  # torch's sqrt is MKL's, and not always correctly rounded
     return Deviation(
         max=size.max().item(),
         mean=size.mean().item(),
         std=size.std(correction=0).item(),
         rmse=rmse,
-        relative=over_baseline(rmse, rms(golden)),
+        relative=over_baseline(rmse, math.sqrt(golden.square().mean().item())),
         p99=float(np.quantile(size.numpy(), 0.99)),
         bias=signed.mean().item(),
         bias_se=(rows.std() / len(rows) ** 0.5).item() if len(rows) > 1 else float("nan"),
@@ -81,11 +81,6 @@ def deviation(
         nonfinite=int((~signed.isfinite()).sum()),
         count=size.numel(),
     )
-
-
-def rms(x: Float64[Tensor, "*shape"]) -> float:
-    """Compute the root mean square of x, of any shape."""
-    return math.sqrt(x.square().mean().item())  # torch's sqrt is MKL's, and not always correctly rounded
 
 
 def over_baseline(error: Any, baseline: Any) -> Any:
