@@ -29,7 +29,7 @@ MODES = ("nearest", "toward_zero", "stochastic")
 BIAS = 1023
 SLICE = 1 << 20  # values that a thread rounds at a time
 MANY = 1 << 21  # values that are worth threads
-WORTH = 1 << 26  # values, in a process, that are worth the second in which numba compiles the loops
+WORTH = 1 << 27  # values, in a process, that are worth the second in which numba compiles the loops
 
 
 @dataclass(frozen=True)
@@ -236,13 +236,6 @@ def round_to(
     if mode != "nearest":
         return _directed(x, draw, fmt)
     return _nearest_of(x, torch.empty_like(x), fmt) if x.is_cpu else _nearest_torch(x, fmt)
-
-
-def compile_loops() -> None:
-    """Compile the rounding loops now: for a process that is going to round many values, or to be forked."""
-    global _rounded
-    _rounded = WORTH
-    BF16(0.0)
 
 
 def _roundable(x: Tensor) -> Tensor:

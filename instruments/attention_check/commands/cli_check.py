@@ -195,7 +195,7 @@ def check_kernel(
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, ref.label)
         files.clear()
-        beside = nullcontext() if device != "cpu" else reference_worker(fresh, rounds_many=not quick)
+        beside = nullcontext() if device != "cpu" else reference_worker(fresh)
         with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
             from attention_check.commands import reports
 

@@ -28,7 +28,6 @@ from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.pools import end_with_parent
-from fa_lib.numerics.formats import compile_loops
 
 NICE = 10  # the kernel that is judged goes first
 
@@ -169,19 +168,17 @@ def files_in(folder: str | Path):
 
 
 @contextmanager
-def reference_worker(forked: bool = False, rounds_many: bool = True) -> Iterator[None]:
+def reference_worker(forked: bool = False) -> Iterator[None]:
     """Inside, `references` has a worker; where there is no second core it has none.
 
     It is for a command, whose process has torch's own settings: the worker does not know of others. Both compute on one
     thread (`calls.judged_by_one_thread`), so that their bits are the same.
 
     Args:
-        forked: as of ReferenceWorker. rounds_many: it is worth compiling the rounding loops.
+        forked: as of ReferenceWorker.
     """
     if forked:
         importlib.import_module("attention_check.measure.examine")
-        if rounds_many:
-            compile_loops()  # once for both
     worker = ReferenceWorker(forked) if _cores() > 1 and os.name == "posix" else None
     try:
         with _using(replace(references(), worker=worker)) if worker else nullcontext():
