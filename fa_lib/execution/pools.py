@@ -69,7 +69,8 @@ def _context():
 
     context = multiprocessing.get_context("forkserver")
     imported = sorted(name for name in sys.modules if name.startswith("fa_lib."))
-    context.set_forkserver_preload([name for name in imported if not name.startswith("fa_lib.plots")])
+    imported = [name for name in imported if not name.startswith("fa_lib.plots")]
+    context.set_forkserver_preload([*imported, "fa_lib.numerics.rounding_loops"])  # numba is imported once for all
     return context
 
 

@@ -69,21 +69,11 @@ class Backward:
         p, options = self.p, self.options
         if not p.products.has_gradients:
             raise ValueError("precision: got products that quantise P; accepted for gradients are those that do not")
-        n_q, n_kv, block_kv = options.n_q, options.n_kv, self.tiling.block_kv if self.tiling else options.n_kv
+        n_q, block_kv = options.n_q, self.tiling.block_kv if self.tiling else options.n_kv
         dO, o = flat(dO, p), o.detach().double().reshape(-1, *o.shape[-2:])  # (heads, n_q, head_dim)
         statistics = statistics.reshape(dO.shape[0], n_q, -1)  # (heads, n_q, 1 or 2)
         add = p.grad_sums.round_ if self.tiling else lambda x: x  # rounds a running sum, once a tile
-
-        if self.tiling:
-            delta = p.delta((dO * o).sum(-1, keepdim=True))  # (heads, n_q, 1)
-        else:
-
-            def row_sums(q_i, k, v, scores, statistics_i, dO_i):
-                P, dP = self.factors(scores, q_i, k, v, 0, statistics_i, dO_i)
-                return p.delta(dP.mul_(P).sum(-1, keepdim=True))
-
-            delta = by_rows(row_sums, (q, k, v), p, options, features=1, width=n_kv, beside=(statistics, dO))
-            delta = delta.reshape(dO.shape[0], n_q, 1)
+        delta = p.delta((dO * o).sum(-1, keepdim=True))  # (heads, n_q, 1); Baseline's is written over it
 
         def dq_rows(q_i, k, v, scores, statistics_i, dO_i, delta_i):
             dQ = torch.zeros_like(q_i)  # (rows, head_dim)
@@ -92,10 +82,11 @@ class Backward:
                 dQ = add(p.products.matmul(dS, k_j).mul_(options.scale).add_(dQ))
             return p.output(p.grad_sums(dQ))
 
-        rest = (statistics, dO, delta)
-        dQ = by_rows(dq_rows, (q, k, v), p, options, features=q.shape[-1], width=block_kv, beside=rest)
-        sinks = () if options.sinks is None else (self.sinks(statistics, delta),)
-        return dQ, *self.dk_dv(q, k, v, block_kv, add, rest), *sinks
+        rest, dQ = (statistics, dO, delta), q.new_zeros(q.shape, dtype=torch.float64)
+        if self.tiling:
+            dQ = by_rows(dq_rows, (q, k, v), p, options, features=q.shape[-1], width=block_kv, beside=rest)
+        dK_dV = self.dk_dv(q, k, v, dQ.view(-1, n_q, q.shape[-1]), block_kv, add, rest)
+        return dQ, *dK_dV, *(() if options.sinks is None else (self.sinks(statistics, delta),))
 
     def sinks(self, statistics, delta):
         """Compute the gradient of the sinks, (heads,), from statistics (heads, n_q, 1 or 2) and delta (heads, n_q, 1),
@@ -107,9 +98,10 @@ class Backward:
             total[head % len(total)] += p.grads(P * p.exponent(-delta[head])).sum()
         return p.output(p.grad_sums(total))
 
-    def dk_dv(self, q, k, v, block_kv, add, rest):
+    def dk_dv(self, q, k, v, dQ, block_kv, add, rest):
         """Compute dK and dV, in the shapes of k and v; add: rounds a running sum; rest: statistics, dO and delta,
-        (heads, n_q, ...) each."""
+        (heads, n_q, ...) each. Baseline's P and dS serve delta and dQ, (heads, n_q, head_dim), too: both are written.
+        """
         p, options, shapes = self.p, self.options, (k.shape, v.shape)
         q, k, v = (flat(x, p) for x in (q, k, v))
         block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)
@@ -137,6 +129,8 @@ class Backward:
                     k_j, v_j, dK_j, dV_j = (x[kv, columns] for x in (k, v, dK, dV))  # (keys, head_dim)
                     q_i, statistics_i, dO_i, delta_i = (x[head, rows] for x in (q, *rest))
                     P, dS = self.pair(scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i)
+                    if not self.tiling:
+                        dQ[head, rows] = p.output(p.grad_sums(p.products.matmul(dS, k_j).mul_(options.scale)))
                     P = dropped(p, scores, P, j)
                     dV[kv, columns] = add(p.products.matmul(P.mT, dO_i).add_(dV_j))
                     dK[kv, columns] = add(p.products.matmul(dS.mT, q_i).mul_(options.scale).add_(dK_j))
@@ -156,6 +150,8 @@ class Backward:
     def pair(self, scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i):
         """Compute P before dropout, and dS as it enters the matrix products, of one tile: both (rows, B_c)."""
         P, dP = self.factors(scores, q_i, k_j, v_j, j, statistics_i, dO_i)
+        if not self.tiling:
+            delta_i[:] = self.p.delta((dP * P).sum(-1, keepdim=True))
         dS = self.p.exponent.round_(dP.sub_(delta_i)).mul_(P)
         softcap = self.options.softcap
         if softcap is not None:

@@ -8,7 +8,6 @@ from torch import Tensor
 from fa_lib.kernels.options import Keys, Queries, ResolvedOptions, Values
 from fa_lib.kernels.reference import refuse_nonfinite
 from fa_lib.kernels.rows import rows_at_once, run
-from fa_lib.numerics import double_double
 from fa_lib.numerics.formats import Format, FormatLike
 
 
@@ -27,6 +26,8 @@ def golden_pair(
     Raises:
         ValueError: an argument does not fit, or an input is not finite.
     """
+    from fa_lib.numerics import double_double
+
     refuse_nonfinite(q, k, v)
     settings, fmt, device = ResolvedOptions.of(q, k, v, scale=scale), Format.of(inputs), q.device
     Q, K, V = (fmt(x.detach().double().cpu().reshape(-1, *x.shape[-2:])).numpy() for x in (q, k, v))

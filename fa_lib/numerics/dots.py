@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.numerics import double_double, sum_loops
 from fa_lib.numerics.formats import Format, FormatLike
 
 VANISHES, FEW = -746.0, 1 << 12  # below it exp(x) is 0 in float64; values that are not looked through for such
@@ -105,6 +104,8 @@ class DoubleDouble(Dot):
 
     def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Compute c + a b, (batch, m, n), as `Dot.summed`."""
+        from fa_lib.numerics import double_double, sum_loops
+
         return sum_loops.threaded(double_double.rounded, a, b, c)
 
     def totals(self, P: Tensor) -> Tensor:
@@ -113,6 +114,8 @@ class DoubleDouble(Dot):
 
     def exp_(self, x: Tensor) -> Tensor:
         """Compute exp(x) of x's shape, rounded from double-double; x is not overwritten."""
+        from fa_lib.numerics import double_double
+
         values = x.cpu().contiguous().numpy()  # of any device: there is no other exp of so many bits
         high, _ = double_double.exp(values, np.zeros_like(values))
         return torch.from_numpy(high).to(x.device)
@@ -137,6 +140,8 @@ class Ordered(Dot):
 
     def summed(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Compute c + a b, (batch, m, n), as `Dot.summed`."""
+        from fa_lib.numerics import sum_loops
+
         return sum_loops.threaded(sum_loops.sequential, a, b, c, self.fmt.grid)
 
 

@@ -19,17 +19,17 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, directed, nearest_loop
-
 # The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in how
 # MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick before that.
 for _dtype in (torch.float32, torch.float64):
     torch.exp(torch.zeros(64, dtype=_dtype))
 
+EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
 MODES = ("nearest", "toward_zero", "stochastic")
 BIAS = 1023
 SLICE = 1 << 20  # values that a thread rounds at a time
 MANY = 1 << 21  # values that are worth threads
+WORTH = 1 << 27  # values, in a process, that are worth the second in which numba compiles the loops
 
 
 @dataclass(frozen=True)
@@ -232,15 +232,10 @@ def round_to(
     if fmt.precision == 53:
         return x
     draw = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) if mode == "stochastic" else None
-    if not x.is_cpu:
-        return _round_torch(x, draw, fmt, mode)
     x = x.contiguous()
-    out = torch.empty_like(x)
-    if mode == "nearest":
-        return _nearest_of(x, out, fmt)
-    values, rounded, draws = (tensor.view(-1).numpy() for tensor in (x, out, x if draw is None else draw))
-    directed(values, rounded, draws, mode == "stochastic", fmt.grid)
-    return out
+    if mode != "nearest":
+        return _directed(x, draw, fmt)
+    return _nearest_of(x, torch.empty_like(x), fmt) if x.is_cpu else _nearest_torch(x, fmt)
 
 
 def _roundable(x: Tensor) -> Tensor:
@@ -251,11 +246,20 @@ def _roundable(x: Tensor) -> Tensor:
     return x
 
 
+_rounded = 0  # values, in this process
+
+
 def _nearest_of(x, out, fmt):
     """Round x to nearest and write it to out, which may be x; both are contiguous. Many values are split for as many
-    threads as torch uses."""
+    threads as torch uses. The first WORTH values of a process are rounded by torch's operations, to the same bits."""
+    global _rounded
     if fmt.precision == 53:
         return x
+    _rounded += x.numel()
+    if _rounded < WORTH:
+        return _nearest_torch(x, fmt, out)
+    from fa_lib.numerics.rounding_loops import nearest_loop
+
     size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
     if start != to and size < MANY:  # copied sooner than the other loop is compiled, which many processes never need
         out.copy_(x)
@@ -270,19 +274,25 @@ def _nearest_of(x, out, fmt):
     return out
 
 
-def _round_torch(x, draw, fmt, mode):
-    """Round x in torch's operations, on any device. A test compares it with the CPU loops bit for bit."""
+def _nearest_torch(x, fmt, out=None):
+    """Round x to nearest as `rounding_loops.nearest` does, in torch's operations."""
+    precision, low, high, largest, over = fmt.grid
+    field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(low, high)
+    c = field.add_(((53 - precision) << 52) + (1 << 51)).view(torch.float64)
+    r = (x + c).sub_(c).abs_()
+    return torch.copysign(r.masked_fill_(r > largest, over), x, out=out)
+
+
+def _directed(x, draw, fmt):
+    """Round x toward zero; or, with draws of its shape, up in magnitude where these are below the share of the gap."""
     quantum = fmt.ulp(x)
     steps = x.abs() / quantum
-    if mode == "nearest":
-        count = steps.round()  # half to even
-    else:
-        count = steps.floor()
-        if mode == "stochastic":
-            count = count + (draw < steps - count)
+    count = steps.floor()
+    if draw is not None:
+        count = count + (draw < steps - count)
     r = count * quantum
     over = math.inf if fmt.has_inf else fmt.max
-    if mode == "toward_zero":
+    if draw is None:
         r = torch.where((r > fmt.max) & ~x.isinf(), fmt.max, r)
     r = torch.where(r > fmt.max, over, r)
     return torch.copysign(r, x)

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
 
-EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
+from fa_lib.numerics.formats import EXPONENT_FIELD
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
@@ -53,28 +53,3 @@ def nearest_loop(in_place: bool) -> Callable:
     function = loop.ctypes
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *C_GRID]
     return function
-
-
-@numba.njit(nogil=True, error_model="numpy")
-def directed(x, out, draw, stochastic, grid):
-    """Round x toward zero, or stochastically: up in magnitude where draw is below the fraction of the gap.
-
-    Args:
-        x, out, draw: float64 arrays (values,); the rounded values are written to out.
-        stochastic: whether to round stochastically.
-        grid: of `Format.grid`.
-    """
-    precision, low, high, largest, over = grid
-    bits = x.view(np.int64)
-    q_bits = out.view(np.int64)
-    for i in range(x.size):
-        q_bits[i] = min(max(bits[i] & EXPONENT_FIELD, low), high) - ((precision - 1) << 52)
-        quantum = out[i]  # spacing of the grid at x, a power of two: the division below is exact
-        steps = abs(x[i]) / quantum
-        count = np.floor(steps)
-        if stochastic and draw[i] < steps - count:
-            count += 1.0
-        r = count * quantum
-        if r > largest:
-            r = over if stochastic or np.isinf(x[i]) else largest
-        out[i] = np.copysign(r, x[i])

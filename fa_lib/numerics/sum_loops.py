@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, nearest
+from fa_lib.numerics.formats import EXPONENT_FIELD
+from fa_lib.numerics.rounding_loops import nearest
 
 LANES = 128  # columns at a time
 SLICE = 1 << 16  # products that are worth a thread

@@ -68,36 +68,33 @@ def worst_draws(rows: pd.DataFrame, columns: Columns, allowed: float) -> pd.Data
         error what counts (`score`). An answer that is not finite is infinitely far off; NaN: no draw was answered.
     """
     found = []
-    for _, draws in rows.groupby([*columns.call], sort=False):
-        times = _times(draws, columns)
-        worst = draws.loc[times.idxmax()] if len(times) else draws.iloc[0]
-        about = dict(alone=times.max(), draws=len(times))
-        found.append({**worst, columns.times: score(times, allowed)} | about)
+    for draws, times in _calls(rows, columns):
+        worst = draws[np.fmax(times, -1).argmax()]  # the first, where none was answered
+        times = times[~np.isnan(times)]
+        about = dict(alone=max(times, default=math.nan), draws=len(times))
+        found.append({**rows.iloc[worst], columns.times: score(times, allowed)} | about)
     return pd.DataFrame(found)
 
 
-def score(times: pd.Series, allowed: float) -> float:
+def score(times: np.ndarray, allowed: float) -> float:
     """Of the errors over Baseline's in all draws of a call the one that counts: the largest; the second largest, where
     the largest alone is beyond what is allowed and is no more than AT_ONCE times that, and the call was drawn again."""
-    largest = times.nlargest(2)
-    lone = len(times) > MORE and allowed < largest.max() <= AT_ONCE * allowed and largest.min() <= allowed
-    return float(largest.min() if lone else times.max())
+    largest = max(times, default=math.nan)
+    second = np.sort(times)[-2] if len(times) > MORE else largest
+    return float(second if second <= allowed < largest <= AT_ONCE * allowed else largest)
 
 
-def certainly_within(times: pd.Series, allowed: float, distribution: str) -> bool:
+def certainly_within(times: np.ndarray, allowed: float, distribution: str) -> bool:
     """Whether the errors over Baseline's in all draws of a call, of inputs in SPREAD, need no further draw."""
     gap = math.log(allowed / USUAL[distribution])
-    steps = gap * (np.log(times.clip(lower=1e-9) / allowed) + gap / 2) / SPREAD[distribution] ** 2
+    steps = gap * (np.log(np.maximum(times, 1e-9) / allowed) + gap / 2) / SPREAD[distribution] ** 2
     return bool(steps.sum() <= math.log(UNSURE))
 
 
 def surely_broken(rows: pd.DataFrame, columns: Columns, allowed: float) -> bool:
     """Whether some call breaks the rule in two draws, or in one by AT_ONCE times what is allowed: the kernel fails."""
-    for _, draws in rows.groupby([*columns.call], sort=False):
-        times = _times(draws, columns)
-        if (times > allowed).sum() > 1 or times.max() > AT_ONCE * allowed:
-            return True
-    return False
+    broken = ((times > allowed).sum() > 1 or (times > AT_ONCE * allowed).any() for _, times in _calls(rows, columns))
+    return any(broken)
 
 
 def undecided(rows: pd.DataFrame, allowed: float) -> pd.DataFrame:
@@ -106,12 +103,11 @@ def undecided(rows: pd.DataFrame, allowed: float) -> pd.DataFrame:
     if surely_broken(rows, OF_LENGTHS, allowed):
         return rows[:0]
     last = []
-    for _, draws in rows.groupby([*OF_LENGTHS.call], sort=False):
-        times = _times(draws, OF_LENGTHS)
-        certain = certainly_within(times, allowed, draws.distribution.iloc[0])
-        if not (times > allowed).any() and len(times) == len(draws) and not certain:
-            last.append(draws.index[-1])
-    return rows.loc[last]
+    for draws, times in _calls(rows, OF_LENGTHS):
+        certain = certainly_within(times, allowed, rows.distribution.iloc[draws[0]])
+        if not (times > allowed).any() and not np.isnan(times).any() and not certain:
+            last.append(draws[-1])
+    return rows.iloc[last]
 
 
 def certainly_unbiased(outwards: pd.Series) -> bool:
@@ -138,7 +134,7 @@ def redraw_failures(
             break
         worst = broken.loc[broken[columns.times].idxmax()]
         own = rows[(rows[[*columns.call]] == worst[[*columns.call]]).all(axis=1)]
-        if worst.alone > AT_ONCE * allowed or (_times(own, columns) > allowed).sum() > 1:
+        if surely_broken(own, columns, allowed):
             break
         done.add(tuple(worst[[*columns.call]]))
         first = int(own.seed.max()) + 1
@@ -146,6 +142,14 @@ def redraw_failures(
     return rows
 
 
-def _times(draws, columns):
-    """Of the draws that were answered."""
-    return draws[columns.times][draws.outcome == Outcome.ANSWERED].fillna(np.inf)
+def _calls(rows, columns):
+    """Yield of each call the places of its draws in a table, and their errors over Baseline's: NaN where a draw was not
+    answered."""
+    if not len(rows):
+        return
+    answered = rows.outcome == Outcome.ANSWERED
+    times = rows[columns.times].astype(float).fillna(np.inf).where(answered).to_numpy()
+    calls = rows.groupby([*columns.call], sort=False).ngroup().to_numpy()
+    for call in range(calls.max() + 1):
+        draws = np.flatnonzero(calls == call)
+        yield draws, times[draws]

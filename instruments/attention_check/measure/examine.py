@@ -48,6 +48,8 @@ def examine(
         for name, _ in found.items():
             if run := TABLES[name].run:
                 rows = run(checked, found)
+                if name == "lengths":
+                    references().prefetch(reference_tasks(checked, again=False))
                 found = replace(found, **{name: rows})
                 if done:
                     done(in_table(checked.kernel), name, rows)

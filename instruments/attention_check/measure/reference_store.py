@@ -28,7 +28,6 @@ from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.pools import end_with_parent
-from fa_lib.numerics.rounding_loops import nearest_loop
 
 NICE = 10  # the kernel that is judged goes first
 
@@ -180,7 +179,6 @@ def reference_worker(forked: bool = False) -> Iterator[None]:
     """
     if forked:
         importlib.import_module("attention_check.measure.examine")
-        nearest_loop(True)  # is compiled once for both
     worker = ReferenceWorker(forked) if _cores() > 1 and os.name == "posix" else None
     try:
         with _using(replace(references(), worker=worker)) if worker else nullcontext():

@@ -176,13 +176,16 @@ def _troubled(checked, draws, first=None):
     return checked.inputs_for(names, checked.plan.troubled_n, [None], draws, first)
 
 
-def reference_tasks(checked: CheckedKernel) -> list[tuple]:
+def reference_tasks(checked: CheckedKernel, again: bool = True) -> list[tuple]:
     """List the reference values that the tables of most kernels get of `references`, each once, in their order. Others
-    are got as well: of other draws, and without gradients where a kernel has none."""
+    are got as well: of other draws, and without gradients where a kernel has none. again: of a usual kernel's further
+    draws of normal inputs over lengths, too; uniform ones decide at once."""
     plan, able, device = checked.plan, checked.able, checked.device
     inputs, order = checked.over_lengths()
     order = sorted(order, key=lambda i: inputs[i].n not in plan.lengths)  # stable: as `over_lengths` measures them
     tasks: list[tuple] = [(reference_values, inputs[i]) for i in order]
+    normal = [each for each in inputs if again and each.n in plan.lengths and each.distribution == "normal"]
+    tasks += [(reference_values, replace(each, seed=each.seed + i)) for i in range(1, plan.seeds) for each in normal]
     tasks += [(measure, checked.beside, each) for each in _emulated(checked)]
     call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients, device=device)
     tasks += [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
