@@ -25,7 +25,6 @@ MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
 SINGLE = 1024  # keys: with more, tiles of one take too long
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
-NOT_ARITHMETIC = ("scale_factor", "factor", "keep_missing")  # of mistakes: another function
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays
 INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,8 +33,8 @@ INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
-    """The computation that reproduces most of the error in the worst rows of the worst head; None where none of those
-    tried reproduces PARTLY of it.
+    """The computation that reproduces most of the error in the worst rows of the worst head, and of another head, or in
+    other rows where there is one head; None where none of those tried reproduces PARTLY of both.
 
     Args:
         fmt, output: of the inputs and of the output.
@@ -50,22 +49,26 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
     golden = attend(rows)
     counted = FiniteMask.of(rows, golden).counted
     error = (rows.o - golden).square().mean(-1).where(counted, 0.0)  # (entries, heads, rows)
-    entry, head = divmod(int(error.sum(-1).argmax()), error.shape[1])
-    at = error[entry, head].topk(min(MOST_ROWS, int(counted[entry, head].sum()))).indices
+    order, n = error.sum(-1).flatten().argsort(descending=True), error.shape[1]
+    entry, head = divmod(int(order[0]), n)
+    at = error[entry, head].topk(min(2 * MOST_ROWS, int(counted[entry, head].sum()))).indices
     if not len(at):
         return None
-    q, o, due = (x[entry, head, at] for x in (rows.q, rows.o, golden))
-    k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # these rows see nothing but numbers
-    sink = rows.sinks.reshape(-1)[head : head + 1]
-    sinks = sink if (sink > -math.inf).all() else None
-    options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)
-    worst = mistakes.Rows(q, k, v, o, due, dict(asked=rows.bias[entry, head, at]), options)
-    precision = replace(Precision.kernel(fmt), output=output)
-    tried = [
-        _coarser(worst, fmt, output),
-        *([_quantized(worst, fmt)] if sinks is None else []),
-        _known(worst, precision),
-    ]
+    if len(order) > 1 and counted[divmod(int(order[1]), n)].any():
+        at, other = at[:MOST_ROWS], divmod(int(order[1]), n)
+        others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
+    else:
+        at, other, others = at[::2], (entry, head), at[1::2]
+    best = _best(_families(rows, golden, entry, head, at, fmt, output))
+    if best is None or not len(others):
+        return best
+    again = _families(rows, golden, *other, others, fmt, output)
+    same = (each for causes in again for each in causes if (each.key, each.fmt) == (best.key, best.fmt))
+    return best if any(each.share >= PARTLY for each in same) else None
+
+
+def _best(tried: list[Iterator[Cause]]) -> Cause | None:
+    """The best of the first causes of which one has PARTLY of the error."""
     found: list[Cause] = []
     for causes in tried:  # the cheaper ones first
         found += causes
@@ -73,6 +76,22 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
         if best and best.share >= PARTLY:
             return best
     return None
+
+
+def _families(rows, golden, entry, head, at, fmt, output):
+    """What computations give for some rows of a head."""
+    q, o, due = (x[entry, head, at] for x in (rows.q, rows.o, golden))
+    k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # these rows see nothing but numbers
+    sink = rows.sinks.reshape(-1)[head : head + 1]
+    sinks = sink if (sink > -math.inf).all() else None
+    options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)
+    worst = mistakes.Rows(q, k, v, o, due, dict(asked=rows.bias[entry, head, at]), options)
+    precision = replace(Precision.kernel(fmt), output=output)
+    return [
+        _coarser(worst, fmt, output),
+        *([_quantized(worst, fmt)] if sinks is None else []),
+        _known(worst, precision),
+    ]
 
 
 def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Cause]:

@@ -1,7 +1,7 @@
 """What would explain an error: emulated mistakes on the same rows, and the one whose error is this one."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.conventions import keys_of
+from attention_check.conventions.fitting import holding
 from attention_check.conventions.reading import CapturedCall
 from attention_check.conventions.search import search
 from fa_lib import kernels
@@ -32,8 +33,7 @@ ROUNDINGS = (
     "accumulator", "sums", "row_sum", "scores", "every_step", "inputs", "probs_truncated", "mask_rounded", "bias",
 )  # fmt: skip
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
-TIMES = torch.linspace(-3, 3, 25, dtype=torch.float64).exp2().tolist()  # the scale, that are tried first
-WITH_FACTOR = ("scale_factor", "factor", "bias")  # mistakes with a number that is fitted to the error
+WITH_FACTOR = ("bias",)  # mistakes with a number that is fitted to the error
 FITTED = 0.02  # of the share that a mistake with a number fitted to the error must explain more than one without
 EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
 BIASES = 2.0  # unit roundoffs that outputs are off at most, in the mean, where P and they are rounded to one side
@@ -44,12 +44,12 @@ class Cause:
     """A mistake that makes an error.
 
     Attributes:
-        key: of STEPS, or "probs_truncated", "mask_rounded", "scale_factor", "factor", "bias" (a factor that roundings
-            to one side make), "keep_missing", or of `conventions.CONVENTIONS`, several with "+" between them.
+        key: of STEPS, or "probs_truncated", "mask_rounded", "bias" (a factor that roundings to one side
+            make), "keep_missing", or of `conventions.keys_of`.
         same: it makes this very error; else one of this size.
         fmt, tiles: of what is carried, where that is the mistake.
         share: of the squared error that the mistake explains.
-        factor: of the scale, or of the output, where that is the mistake.
+        factor: the number that was fitted, of the output or the scale for example, where that is the mistake.
     """
 
     key: str
@@ -163,12 +163,16 @@ def causes(rows: Rows, precision: Precision, block: int) -> list[Cause]:
 
 
 def _convention(entry: CapturedCall) -> tuple[bool, float, Cause] | None:
-    """As `_rated`, of the conventions that the output of an entry of the batch is nearest to."""
+    """As `_rated`, of the dialect in which the output of an entry of the batch is right to rounding."""
     fits = search(entry)
     believed = next((each.residual for each in fits if not each.dialect.changes()), math.inf)
-    best, changes = fits[0], fits[0].dialect.changes()
-    share = 1 - (best.residual / believed) ** 2 if believed else 0.0
-    return (True, share, Cause(keys_of(changes), True, share)) if changes and share >= EXPLAINED else None
+    for dialect, residual in holding(entry, fits)[0]:
+        changes, share = dialect.changes(), 1 - (residual / believed) ** 2 if believed else 0.0
+        if changes and share >= EXPLAINED:
+            (number, *more) = changes.values()
+            factor = number if isinstance(number, float) and not more else 1.0
+            return True, share, Cause(keys_of(changes), True, share, factor=factor)
+    return None
 
 
 def _rated(tried: Hypothesis, rows: Rows) -> tuple[bool, float, Cause] | None:
@@ -189,15 +193,9 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[Hypothes
         if key != "asked":
             yield Hypothesis(key, kernels.golden(*tensors, inputs=precision.inputs, mask=other, **rows.options))
 
-    def scaled(times: float) -> Tensor:
-        options = rows.options | dict(scale=times * rows.options["scale"])
-        return kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
-
-    times = _nearest_factor(lambda factor: (scaled(factor) - rows.o).square().sum().item())
-    yield Hypothesis("scale_factor", scaled(times), factor=times)
     factor = ((rows.o * rows.golden).sum() / rows.golden.square().sum().clamp(min=1e-300)).item()
-    biased = abs(factor - 1) <= BIASES * precision.probs.unit_roundoff
-    yield Hypothesis("bias" if biased else "factor", factor * rows.golden, factor=factor)
+    if abs(factor - 1) <= BIASES * precision.probs.unit_roundoff:
+        yield Hypothesis("bias", factor * rows.golden, factor=factor)
     if rows.options["keep"] is not None:
         options: dict[str, Any] = rows.options | dict(keep=None, dropout_p=0.0)
         yield Hypothesis("keep_missing", kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options))
@@ -223,16 +221,6 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[Hypothes
     cut = replace(exact, probs=truncated(precision.probs))
     o = emulated(cut, tiling=Tiling(64, block), algorithm="fa2")
     yield Hypothesis("probs_truncated", o, precision.probs.name, declared=True)
-
-
-def _nearest_factor(far: Callable[[float], float]) -> float:
-    """The factor, of 1/8 to 8, for which a function is least, where it has one minimum."""
-    from scipy import optimize  # a quarter of a second that most judgements need not wait for
-
-    best = min(TIMES, key=far)
-    low, high = math.log2(best) - 0.25, math.log2(best) + 0.25
-    found = optimize.minimize_scalar(lambda log: far(2.0**log), bounds=(low, high), method="bounded")
-    return 2.0 ** float(found.x)
 
 
 def _masks(options, fmt):
