@@ -97,13 +97,12 @@ class Rows:
 def attend(rows: Rows) -> Tensor:
     """The output of the sampled rows in their dialect, float64 (entries, heads, rows, d_v); 0 in rows that see no key,
     NaN in rows that see a key or a value that is not finite."""
-    hidden = rows.bias == -math.inf
+    if math.isfinite(rows.k.sum() + rows.v.sum()):
+        return rows.dialect.factor * (weights(rows) @ rows.v)
     unfit = ~(rows.k.isfinite().all(-1) & rows.v.isfinite().all(-1))  # (entries, heads, n_kv)
-    v = rows.v.nan_to_num(0.0, 0.0, 0.0)
-    if unfit.any():
-        rows = replace(rows, products=rows.products.masked_fill(unfit[:, :, None], 0.0))
-    O = rows.dialect.factor * (weights(rows) @ v)
-    return O.masked_fill((unfit[:, :, None] & ~hidden).any(-1, keepdim=True), math.nan) if unfit.any() else O
+    clean = replace(rows, products=rows.products.masked_fill(unfit[:, :, None], 0.0))
+    O = rows.dialect.factor * (weights(clean) @ rows.v.nan_to_num(0.0, 0.0, 0.0))
+    return O.masked_fill((unfit[:, :, None] & (rows.bias > -math.inf)).any(-1, keepdim=True), math.nan)
 
 
 def scores(rows: Rows) -> Tensor:

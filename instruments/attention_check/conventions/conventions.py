@@ -190,6 +190,7 @@ CONVENTIONS = (
     Convention("mask", "hidden", "with the mask's numbers taken for truth values: what is not 0 is hidden",
                fits=_numbers, selects=BOOLEAN),
     Convention("mask", "first_entry", "with the mask of the first entry of the batch in all", FAULT, _of_entries),
+    Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),
     Convention("mask", "transposed", "with the mask transposed", FAULT, _square),
     Convention("heads", "interleaved", "with query head h sharing key head h modulo their number", fits=_gqa,
                selects={"torch": "enable_gqa=True repeats each key head for neighbouring query heads"}),
@@ -239,7 +240,7 @@ def what(dialect: Mapping[str, Any]) -> str:
     if isinstance(window := dialect.get("window"), tuple):
         names.append(f"with a window of {_side(window[0])} to the left and {_side(window[1])} to the right")
     for aspect, words in FITTED.items():
-        if isinstance(value := dialect.get(aspect), float):
+        if isinstance(value := dialect.get(aspect), float) and (aspect, value) not in BY_CHOICE:
             names.append(words.format(value, keys=math.exp(min(value, 99.0)) if aspect == "sink" else 0))
     if "keys" in dialect:
         first, end = dialect["keys"]

@@ -2,8 +2,9 @@
 times a factor, ALiBi's slope, one more score, a factor of the output; and which keys are seen: a range, a window."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,240 +12,289 @@ from torch import Tensor
 
 from attention_check.conventions.attention import Dialect, Rows, attend, changed, scores, weights
 from attention_check.conventions.reading import CapturedCall, Reader, Unfit
-from attention_check.conventions.search import FEW, FiniteMask, Fit, rounding_of
+from attention_check.conventions.search import FEW, NEAR, FiniteMask, Fit, rounding_of
 
+SCORES = 2**16  # of rows that numbers are fitted to
+LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever so many keys
 FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is tried
+FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
 BASES = 3  # dialects, the nearest, beside which numbers are fitted
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
+REACH = 4.0  # factors of 2 that a fit may go from where it begins
 COUNTED = 0.5  # of the rows, at least: a dialect that hides all keys of most rows says nothing
 OFF = 4.0  # unit roundoffs that a fitted number changes the output by: less may be rounding to one side
 HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not fitted to: a factor rounds once more
 TINY = 1e-300
 
+FACTOR = "factor"
+FAMILIES = (  # numbers that are fitted together, of fewer first
+    (FACTOR,), ("scale",), ("mask",), ("softcap",), ("sink",), ("alibi",), ("scale", FACTOR), ("scale", "softcap"),
+)  # fmt: skip
+SIGNED = ("mask", "alibi")  # whose number may be below 0
+Rated = tuple[Dialect, float]  # a dialect, and its residual on the half of the values that it was not fitted to
 
-@dataclass(frozen=True)
-class Family:
-    """Dialects that differ in one number, and with_factor in the output's, which is solved for.
+
+class Sample:
+    """Sampled rows of a call in a dialect, whose output is computed again and again with other numbers.
 
     Attributes:
-        aspect: of a Dialect, "" for the factor alone. signed: whether the number may be below 0.
-        start: a call, rows -> the number around which values are tried; None where the call has no such thing.
+        first: the values that numbers are fitted to, bool like o: every other row of every other head, where there are
+            several, else every other feature. The others are held out.
     """
 
-    aspect: str
-    start: Callable[[CapturedCall, Rows], float | None]
-    signed: bool = False
-    with_factor: bool = False
+    def __init__(self, reader: Reader, base: Dialect, believed: Tensor | None):
+        """believed: whether a row sees a key, as the caller believes, (entries, heads, rows, 1).
 
-
-def _numbers(call, rows):
-    mask = call.options.get("mask")
-    has = mask is not None and mask.dtype != torch.bool and bool((mask.isfinite() & (mask != 0)).any())
-    return 1.0 if has and rows.dialect.mask == "" else None
-
-
-def _largest(call, rows):
-    """The size of scores, where a softcap bends them."""
-    size = (rows.products * rows.scale).abs().amax().item()
-    return size if 0 < size < math.inf else None
-
-
-FAMILIES = (  # of fewer numbers first
-    Family("", lambda call, rows: 1.0, with_factor=True),
-    Family("scale", lambda call, rows: 1.0),
-    Family("mask", _numbers, signed=True),
-    Family("softcap", _largest),
-    Family("sink", lambda call, rows: math.log(rows.shape[3]) + 1.0, signed=True),
-    Family("alibi", lambda call, rows: None if call.options.get("mask") is not None else 1.0, signed=True),
-    Family("scale", lambda call, rows: 1.0, with_factor=True),
-)
-
-
-class _Halves:
-    """Sampled rows of a call, and the residual of a dialect on one half of their values and on the other: every other
-    row where there are several, else every other feature."""
-
-    def __init__(self, call: CapturedCall):
-        self.call, self.reader = call, Reader(call, FEW)
-        try:
-            self.believed = self.rows(Dialect()).seen  # rows that see a key, as the caller believes
-        except Unfit:
-            self.believed = torch.ones((), dtype=torch.bool)
-
-    def rows(self, dialect: Dialect) -> Rows:
-        return self.reader.rows(replace(dialect, factor=1.0))
-
-    def residuals(self, dialect: Dialect, solve: bool = False) -> tuple[float, float, float]:
-        """The factor, the dialect's unless it is solved for, and the residuals on the first half and on the other."""
-        rows = self.rows(dialect)
-        golden, o = attend(rows), rows.o
-        blind = ~rows.seen & o.isfinite().all(-1, keepdim=True)
-        if blind.shape == self.believed.shape:  # attention is 0 there, and o must be where the caller expects a value
-            blind = blind & self.believed
+        Raises:
+            Unfit: the shapes make no call of attention, or most rows see no key.
+        """
+        self.base, self.reader = replace(base, factor=1.0), reader
+        rows = reader.rows(self.base)
+        golden = attend(rows)
+        blind = ~rows.seen & rows.o.isfinite().all(-1, keepdim=True)
+        if (
+            believed is not None and blind.shape == believed.shape
+        ):  # attention is 0 there; o must be where a value is due
+            blind = blind & believed
         counted = FiniteMask.of(rows, golden).counted[..., None] | blind
         if counted.double().mean() < COUNTED:
-            return 1.0, math.inf, math.inf
-        golden, o = (x.where(counted, 0.0) for x in (golden, o))
-        entries, heads, n, features = golden.shape
+            raise Unfit("most rows see no key")
+        self.counted, self.o = counted, rows.o.where(counted, 0.0)
+        self.size = self.o.square().sum().clamp(min=TINY)  # one size for all dialects, so that none gains by its own
+        numbers = (x.nan_to_num(0.0, 0.0, 0.0) for x in (rows.products, rows.v))
+        self.rows = replace(rows, **dict(zip(("products", "v"), numbers)))
+        self._units: dict[str, Tensor] = {}
+        entries, heads, n, features = self.o.shape
         at = torch.arange(features)
         if entries * heads * n > 1:  # a chequerboard of rows and heads
             of_entries, of_heads, of_rows = (torch.arange(count) for count in (entries, heads, n))
             at = of_entries[:, None, None, None] + of_heads[:, None, None] + of_rows[:, None]
-        half = (at % 2 == 0).expand_as(golden)
-        factor = dialect.factor
+        self.first = (at % 2 == 0).expand_as(self.o)
+
+    def start(self, aspect: str) -> float | None:
+        """The number around which values of an aspect are tried; None where the call has no such thing."""
+        rows, mask = self.rows, self.reader.call.options.get("mask")
+        if aspect != FACTOR and aspect in self.base.changes():
+            return None
+        if aspect == "mask":
+            has = mask is not None and mask.dtype != torch.bool and bool((mask.isfinite() & (mask != 0)).any())
+            return 1.0 if has else None
+        if aspect == "alibi":
+            return None if mask is not None else 1.0
+        if aspect == "softcap":  # where the size of scores is, which it bends
+            size = (rows.products * rows.scale).abs().amax().item()
+            return size if 0 < size < math.inf else None
+        return math.log(rows.shape[3]) + 1.0 if aspect == "sink" else 1.0
+
+    def output(self, numbers: Mapping[str, float], features: slice = slice(None)) -> Tensor:
+        """What attention gives with numbers of a Dialect, without a factor; 0 in rows that do not count."""
+        rows, more = self.rows, {}
+        for aspect, x in numbers.items():
+            if aspect == "scale":
+                more["scale"] = x * rows.scale
+            elif aspect == "softcap":
+                more["softcap"] = x
+            elif aspect == "sink":
+                more["sinks"] = torch.logaddexp(rows.sinks, torch.full_like(rows.sinks, x))
+            else:
+                more["bias"] = self._unit(aspect)[0] + (x - 1) * self._unit(aspect)[1]
+        rows = replace(rows, **more)
+        return (weights(rows) @ rows.v[..., features]).where(self.counted, 0.0)
+
+    def _unit(self, aspect):
+        """The bias with the number 1, and what the number adds for each 1 more."""
+        if aspect not in self._units:
+            one, none = (self.reader.rows(changed(self.base, aspect, x)).bias for x in (1.0, 0.0))
+            self._units[aspect] = one, (one - none).nan_to_num(0.0)
+        return self._units[aspect]
+
+    def error(self, numbers: Mapping[str, float], solve: bool, features: slice = slice(None)) -> tuple[Tensor, float]:
+        """What the output is off, and the factor that was used: solve is for that which is nearest on the first half."""
+        due, o, first = self.output(numbers, features), self.o[..., features], self.first[..., features]
+        factor = 1.0
         if solve:
-            factor = ((o * golden)[half].sum() / golden[half].square().sum().clamp(min=TINY)).item()
-        error = (o - factor * golden).square()
-        size = o.square().sum().clamp(min=TINY)  # one size for all dialects, so that none gains by its own
-        share = [(error[part].sum() / size * part.numel() / part.sum().clamp(min=1)).sqrt() for part in (half, ~half)]
-        return factor, share[0].item(), share[1].item()
+            factor = ((o * due)[first].sum() / due[first].square().sum().clamp(min=TINY)).item()
+        return o - factor * due, factor
+
+    def residual(self, error: Tensor, held_out: bool) -> float:
+        """The residual on one half of an error."""
+        part = self.first != held_out
+        return (error[part].square().sum() / self.size * part.numel() / part.sum().clamp(min=1)).sqrt().item()
 
 
-Rated = tuple[Dialect, float]  # a dialect, and its residual on the half of the values that it was not fitted to
+def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None = None) -> Iterator[Rated]:
+    """The dialects in which an output is right to rounding on values that nothing was fitted to, those of fewest
+    changes first.
 
-
-def holding(call: CapturedCall, fits: Sequence[Fit]) -> tuple[list[Rated], Rated | None]:
-    """The dialects in which an output is right to rounding, as `fitted`; fits: of `search`, one of which may be."""
+    Args:
+        fits: of `search`, one of which may be. tried: gets the fitted dialects that were tried, right or not.
+    """
     first = fits[0]
     if first.residual <= rounding_of(call, first.dialect):
-        return [(first.dialect, first.residual)], (first.dialect, first.residual)
+        yield first.dialect, first.residual
+        return
     near = sorted(fits, key=lambda each: each.residual)[:BASES]
-    bases = [first.dialect, Dialect(), *(each.dialect for each in near)]
+    bases = [Dialect(), first.dialect, *(each.dialect for each in near)]
     mask = call.options.get("mask")
     bases += [Dialect(mask="ignored")] if mask is not None else []
     bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
-    return fitted(call, [*dict.fromkeys(bases)])
+    yield from fitted(call, [*dict.fromkeys(bases)], [] if tried is None else tried)
 
 
-def fitted(call: CapturedCall, bases: Sequence[Dialect]) -> tuple[list[Rated], Rated | None]:
-    """Dialects with fitted numbers that hold on the half of the values that they were not fitted to, those of fewest
-    changes first; and the nearest one, whether it holds or not.
-
-    Args:
-        bases: beside which the numbers are fitted, the likelier first.
-    """
-    halves, tried = _Halves(call), []
+def fitted(call: CapturedCall, bases: Sequence[Dialect], tried: list[Rated]) -> Iterator[Rated]:
+    """As `holding`, of dialects beside some, the likelier first. Keys and windows come first, as they cost least."""
+    reader = Reader(call, _room(call))
+    try:
+        believed = reader.rows(Dialect()).seen
+    except Unfit:
+        believed = None
+    samples = []
     for base in bases:
         try:
-            coarse = [_coarse(halves, family, base) for family in FAMILIES if not _taken(base, family)]
+            samples.append(Sample(reader, base, believed))
         except Unfit:
             continue
-        tried += [(*each, base) for each in coarse if each]
-    chosen = {}  # of each number, beside the base that is nearest and beside the simplest
-    for order in (_by_residual, _by_changes):
-        first = {family: (base, value) for _, family, value, base in sorted(tried, key=order, reverse=True)}
-        chosen |= {(family, base): value for family, (base, value) in first.items()}
-    found = [_refined(halves, family, value, base) for (family, base), value in chosen.items()]
-    for base in bases:
-        found += [dialect for dialect in _seen_keys(call, base) if dialect != base]
-    if call.options.get("softcap"):
-        found += [_softcapped(halves, bases[0])]
-    rated = []
-    for dialect in dict.fromkeys(found):
-        try:
-            rated.append((dialect, halves.residuals(dialect)[2]))
-        except Unfit:
-            continue
-    rated.sort(key=lambda each: (len(each[0].changes()), each[1]))
-    holds = [each for each in rated if each[1] <= HELD_OUT * rounding_of(call, each[0])]
-    return holds, min(rated, key=lambda each: each[1], default=None)
+    for found in (_discrete(reader, samples, believed), _continuous(samples)):
+        rated = [each for each in found if each[0] not in bases]
+        tried += rated
+        yield from _held(call, rated)
 
 
-def _by_residual(each):
-    return each[0]
+def _room(call):
+    """Entries, heads and rows of FEW whose scores are about SCORES."""
+    most, n_kv = list(FEW), call.k.shape[2]
+    for axis in (2, 0, 1):
+        while math.prod(most) * n_kv > SCORES and most[axis] > LEAST[axis]:
+            most[axis] -= 1
+    return tuple(most)
 
 
-def _by_changes(each):
-    residual, _, _, base = each
-    return len(base.changes()), residual
+def _held(call, rated):
+    """Those that hold, of fewest changes first, and of these the first that was tried."""
+    near = [each for each in rated if each[1] <= NEAR]
+    holds = [each for each in near if each[1] <= HELD_OUT * rounding_of(call, each[0])]
+    return sorted(holds, key=lambda each: len(each[0].changes()))
 
 
-def _taken(base, family):
-    return bool(family.aspect) and family.aspect in base.changes()
+def _discrete(reader, samples, believed) -> Iterator[Rated]:
+    """Dialects beside the samples' with the windows, the range of keys or the order of heads that is nearest."""
+    few = Reader(reader.call, FEWEST)
+    for sample in samples:
+        for dialect in _seen_keys(few, sample.base):
+            try:
+                other = Sample(reader, dialect, believed)
+            except Unfit:
+                continue
+            yield dialect, other.residual(other.error({}, False)[0], True)
 
 
-def _values(family, start):
-    octaves = torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE
-    if family.aspect == "sink":  # a score, and no factor
-        return (start + torch.linspace(-12, 6, 37)).tolist()
-    values = (start * octaves.exp2()).tolist()
-    return values + [-x for x in values] if family.signed else values
+def _continuous(samples) -> Iterator[Rated]:
+    """Dialects with the numbers of each family that are nearest, beside the sample that comes nearest with them, and
+    beside that of fewest changes."""
+    for family in FAMILIES:
+        begun = [(*_coarse(sample, family), sample) for sample in samples if _applies(sample, family)]
+        if begun:
+            chosen = min(begun, key=lambda each: each[0]), min(begun, key=_simplest)
+            for _, values, sample in {id(each[2]): each for each in chosen}.values():
+                yield _refined(sample, family, values)
 
 
-def _coarse(halves, family, base):
-    """The residual of the nearest of some values, the family and the value; None where it does not apply."""
-    start = family.start(halves.call, halves.rows(base))
-    if start is None:
-        return None
-    if not family.aspect:
-        return halves.residuals(base, solve=True)[1], family, 1.0
-    tried = [
-        (halves.residuals(changed(base, family.aspect, x), family.with_factor)[1], x) for x in _values(family, start)
-    ]
-    residual, value = min((each for each in tried if each[0] == each[0]), default=(math.inf, start))
-    return residual, family, value
+def _simplest(each):
+    residual, _, sample = each
+    return len(sample.base.changes()), residual
 
 
-def _refined(halves, family, value, base):
-    """The dialect with the value that is nearest on the first half; the base itself where that is the believed one."""
+def _applies(sample, family):
+    if family == ("scale", "softcap"):
+        return bool(sample.reader.call.options.get("softcap")) and not {*family} & sample.base.changes().keys()
+    return all(sample.start(aspect) is not None for aspect in family)
+
+
+def _values(sample, aspect):
+    """Values of a number that are tried first."""
+    start = sample.start(aspect)
+    if aspect == "sink":  # a score, and no factor
+        return [start + x for x in range(-12, 7)]
+    values = (start * (torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE).exp2()).tolist()
+    return values + [-x for x in values] if aspect in SIGNED else values
+
+
+def _coarse(sample, family):
+    """The residual of the nearest of some values on the first half, and these values."""
+    numbers, solve = [aspect for aspect in family if aspect != FACTOR], FACTOR in family
+    if family == ("scale", "softcap"):  # in c tanh(x / c) any part may be forgotten
+        cap = sample.reader.call.options["softcap"]
+        tried = product((1 / cap, 0.5, 1.0, 2.0, cap), (1.0, cap))
+    else:
+        tried = product(*(_values(sample, aspect) for aspect in numbers))
+    part = slice(None, None, max(sample.o.shape[-1] // FEATURES, 1))
+    best = math.inf, [1.0] * len(numbers)
+    for values in tried:
+        error, _ = sample.error(dict(zip(numbers, values)), solve, part)
+        far = error[sample.first[..., part]].square().sum().item()
+        if far < best[0]:
+            best = far, list(values)
+    return best
+
+
+def _refined(sample, family, values) -> Rated:
+    """The dialect with the numbers that are nearest on the first half, and its residual on the other; the base itself
+    where they are the believed ones."""
     from scipy import optimize  # a quarter of a second that most judgements need not wait for
 
-    dialect, off = base, OFF * halves.call.fmt.unit_roundoff
-    if family.aspect:
+    aspects, solve = [aspect for aspect in family if aspect != FACTOR], FACTOR in family
 
-        def at(x):
-            return value + x if family.aspect == "sink" else value * 2.0**x
-
-        def far(x):
-            return halves.residuals(changed(base, family.aspect, at(x)), family.with_factor)[1]
-
-        reach = 1 / OCTAVE
-        best = at(optimize.minimize_scalar(far, bounds=(-reach, reach), method="bounded", options=dict(xatol=1e-9)).x)
-        other = changed(base, family.aspect, float(best))
-        due, found = (attend(halves.rows(each)).nan_to_num(0.0) for each in (base, other))
-        if (found - due).square().sum() > off**2 * due.square().sum():
-            dialect = other
-    if family.with_factor:
-        factor = halves.residuals(dialect, solve=True)[0]
-        if math.isfinite(factor) and abs(factor - 1) > off and abs(factor) > off:
-            dialect = replace(dialect, factor=factor)
-    return dialect
-
-
-def _softcapped(halves, base):
-    """The dialect with a scale and a softcap together that are nearest: in c tanh(x / c) any part may be forgotten."""
-    from scipy import optimize
-
-    cap = halves.call.options["softcap"]
-
-    def dialect(x):
-        return replace(base, scale=2.0 ** float(x[0]), softcap=float(cap * 2.0 ** x[1]))
+    def at(x):
+        x = [min(max(float(each), -REACH), REACH) for each in x]
+        return {
+            aspect: value + step if aspect == "sink" else value * 2.0**step
+            for aspect, value, step in zip(aspects, values, x)
+        }
 
     def far(x):
-        return halves.residuals(dialect(x))[1] if max(map(abs, x)) < 16 else math.inf
+        return (sample.error(at(x), solve)[0][sample.first] / sample.size.sqrt()).numpy()
 
-    own = math.log2(cap)
-    starts = [(a, b) for a in (-own, -1.0, 0.0, 1.0, own) for b in (-own, 0.0)]
-    best = min(starts, key=far)
-    found = optimize.minimize(far, best, method="Nelder-Mead", options=dict(xatol=1e-6, fatol=1e-9, maxiter=200))
-    return dialect(found.x)
+    numbers: dict[str, float] = {}
+    if aspects:
+        found = at(optimize.least_squares(far, [0.0] * len(aspects), method="lm", xtol=1e-10, max_nfev=60).x)
+        numbers = _kept(sample, found)
+    error, factor = sample.error(numbers, solve)
+    off = OFF * sample.reader.call.fmt.unit_roundoff
+    dialect = replace(sample.base, **numbers)
+    if solve and math.isfinite(factor) and abs(factor - 1) > off and abs(factor) > off:
+        dialect = replace(dialect, factor=factor)
+    elif solve:
+        error, _ = sample.error(numbers, False)
+    return dialect, sample.residual(error, True)
 
 
-def _seen_keys(call, base) -> Iterator[Dialect]:
+def _kept(sample, numbers):
+    """The numbers without which the output would be another one, by more than rounding to one side makes."""
+    off = OFF * sample.reader.call.fmt.unit_roundoff
+    due = sample.output(numbers)
+    kept = {}
+    for aspect, x in numbers.items():
+        without = sample.output({name: y for name, y in numbers.items() if name != aspect})
+        if (due - without).square().sum() > off**2 * due.square().sum():
+            kept[aspect] = x
+    return kept
+
+
+def _seen_keys(few, base) -> Iterator[Dialect]:
     """The dialect with the range of keys, the window or the order of heads that is nearest."""
     try:
-        yield _range(call, base)
-        yield from _windows(call, base)
-        yield _heads(call, base)
+        yield from _windows(few, base)  # of one query, a window and a range of keys are the same: a window is likelier
+        yield _range(few, base)
+        yield _heads(few.call, base)
     except Unfit:
         return
 
 
-def _range(call, base):
+def _range(few, base):
     """Keys before or from some place on alone are seen."""
-    rows = call.rows(replace(base, keys=None), FEWEST)
+    rows = _narrow(few.rows(replace(base, keys=None)))
     P, n_kv, best = _unnormalised(rows), rows.shape[3], (math.inf, base)
     order = torch.arange(n_kv).expand(rows.q.shape[2], -1)
     sums = _errors(P, rows, order).sum(0), _errors(P, rows, order.flip(-1)).sum(0).flip(0)
@@ -256,9 +306,9 @@ def _range(call, base):
     return best[1]
 
 
-def _windows(call, base):
+def _windows(few, base):
     """Windows of so many keys before a row's own and none, as many, or all after it; or of so many after it alone."""
-    rows = call.rows(replace(base, window=(None, None)), FEWEST)
+    rows = _narrow(few.rows(replace(base, window=(None, None))))
     P, (n_q, n_kv) = _unnormalised(rows), rows.shape[2:]
     before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
     sides: dict[Any, Tensor] = {
@@ -284,6 +334,12 @@ def _heads(call, base):
     order = tuple(torch.cdist(due, found).argmin(1).tolist())
     other = len({*order}) == heads and order != tuple(range(heads))
     return replace(base, heads=order) if other else base
+
+
+def _narrow(rows):
+    """Some rows with FEATURES of the output."""
+    part = slice(None, None, max(rows.v.shape[-1] // FEATURES, 1))
+    return replace(rows, v=rows.v[..., part], o=rows.o[..., part])
 
 
 def _unnormalised(rows):

@@ -246,7 +246,8 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         mask = mask[:1].expand(shape)
     mask = taken(mask, entries, heads_at, rows).cpu()
     if times is not None:
-        return times * mask.double()
+        mask = mask.double()
+        return (times * mask).where(mask > -math.inf, -math.inf)
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
     if choice == "inverted":

@@ -1,6 +1,7 @@
 """Is an output rounding or a bug, and why: which attention it is, in which arithmetic, and where it is wrong."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,14 +49,14 @@ def explanation(call: CapturedCall) -> Explanation:
     fits = search(call)
     if outcome is None and not any(each.residual_by_row.numel() for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
-    holds, nearest = holding(call, fits)
-    rated = [(each.dialect, each.residual) for each in fits] + ([nearest] if nearest else [])
+    rated: list[Rated] = []
+    found = _diagnose(call, outcome, fits, holding(call, fits, rated))
+    rated += [(each.dialect, each.residual) for each in fits]
     tried = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
-    found = _diagnose(call, outcome, fits, holds)
     return replace(found, tried=tuple((dialect.changes(), off) for dialect, off in tried.items()))
 
 
-def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], holds: list[Rated]) -> Explanation:
+def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], holds: Iterator[Rated]) -> Explanation:
     """Explain an output that is no rounding as believed. Another dialect is named only where it holds: all sampled rows
     are within rounding of it, or within a computation in fewer bits that is confirmed, or PART of them are, and the
     others lie apart.

@@ -166,7 +166,7 @@ def _convention(entry: CapturedCall) -> tuple[bool, float, Cause] | None:
     """As `_rated`, of the dialect in which the output of an entry of the batch is right to rounding."""
     fits = search(entry)
     believed = next((each.residual for each in fits if not each.dialect.changes()), math.inf)
-    for dialect, residual in holding(entry, fits)[0]:
+    for dialect, residual in holding(entry, fits):
         changes, share = dialect.changes(), 1 - (residual / believed) ** 2 if believed else 0.0
         if changes and share >= EXPLAINED:
             (number, *more) = changes.values()

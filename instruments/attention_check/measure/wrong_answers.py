@@ -40,7 +40,7 @@ def diagnose(call: CapturedCall) -> str:
     changes = fits[0].dialect.changes()
     if fits[0].residual <= CLOSE and changes:
         return keys_of(changes)
-    held = next((dialect for dialect, _ in holding(call, fits)[0]), Dialect())
+    held = next((dialect for dialect, _ in holding(call, fits)), Dialect())
     return keys_of(held.changes()) or "other"
 
 
