@@ -111,7 +111,7 @@ class Sample:
         return self._units[aspect]
 
     def error(self, numbers: Mapping[str, float], solve: bool, features: slice = slice(None)) -> tuple[Tensor, float]:
-        """What the output is off, and the factor that was used: solve is for that which is nearest on the first half."""
+        """What the output is off, and the factor that was used: 1, or solved for on the first half."""
         due, o, first = self.output(numbers, features), self.o[..., features], self.first[..., features]
         factor = 1.0
         if solve:

@@ -132,7 +132,8 @@ def _of_conventions(dialect: Dialect) -> Verdict:
     changes = dialect.changes()
     named = {change: BY_CHOICE[change].kind for change in changes.items() if change in BY_CHOICE}
     fitted = changes.keys() - {aspect for aspect, _ in named}  # keys, or a number: nobody means them
-    if None not in (changes.get("window") or (None,)):  # a side without a limit is one that was forgotten
+    window = changes.get("window")
+    if isinstance(window, tuple) and None not in window:  # a side without a limit is one that was forgotten
         fitted -= {"window"}
     if fitted or Kind.FAULT in named.values():
         return Verdict.BUG
