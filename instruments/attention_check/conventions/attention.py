@@ -97,7 +97,7 @@ class Rows:
 def attend(rows: Rows) -> Tensor:
     """The output of the sampled rows in their dialect, float64 (entries, heads, rows, d_v); 0 in rows that see no key,
     NaN in rows that see a key or a value that is not finite."""
-    if math.isfinite(rows.k.sum() + rows.v.sum()):
+    if math.isfinite(rows.k.detach().sum() + rows.v.detach().sum()):
         return rows.dialect.factor * (weights(rows) @ rows.v)
     unfit = ~(rows.k.isfinite().all(-1) & rows.v.isfinite().all(-1))  # (entries, heads, n_kv)
     clean = replace(rows, products=rows.products.masked_fill(unfit[:, :, None], 0.0))

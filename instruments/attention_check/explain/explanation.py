@@ -187,7 +187,7 @@ def _located(
             other = fit(call.rows(each.dialect, places=places)).residual_by_row
         except Unfit:
             continue
-        if (other <= NEAR).double().mean() >= EXPLAINS:
+        if (other <= UNLIKE * numbers.rounding).double().mean() >= EXPLAINS:
             return where, each.dialect.changes()
     return where, None
 
