@@ -1,18 +1,15 @@
 """Which computation has an output's errors, where the function is known: a format, a carry, a quantised operand."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows, attend
 from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
-from attention_check.measure import mistakes
-from attention_check.measure.mistakes import Cause, Hypothesis
+from attention_check.measure.mistakes import Cause, Hypothesis, Worst, causes
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -63,15 +60,15 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
     if best is None or not len(others):
         return best
     again = _families(rows, golden, *other, others, fmt, output)
-    same = (each for causes in again for each in causes if (each.key, each.fmt) == (best.key, best.fmt))
+    same = (each for family in again for each in family if (each.key, each.fmt) == (best.key, best.fmt))
     return best if any(each.share >= PARTLY for each in same) else None
 
 
 def _best(tried: list[Iterator[Cause]]) -> Cause | None:
     """The best of the first causes of which one has PARTLY of the error."""
     found: list[Cause] = []
-    for causes in tried:  # the cheaper ones first
-        found += causes
+    for family in tried:  # the cheaper ones first
+        found += family
         best = max(found, key=lambda each: each.share, default=None)
         if best and best.share >= PARTLY:
             return best
@@ -80,38 +77,32 @@ def _best(tried: list[Iterator[Cause]]) -> Cause | None:
 
 def _families(rows, golden, entry, head, at, fmt, output):
     """What computations give for some rows of a head."""
-    q, o, due = (x[entry, head, at] for x in (rows.q, rows.o, golden))
-    k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # these rows see nothing but numbers
-    sink = rows.sinks.reshape(-1)[head : head + 1]
-    sinks = sink if (sink > -math.inf).all() else None
-    options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)
-    worst = mistakes.Rows(q, k, v, o, due, dict(asked=rows.bias[entry, head, at]), options)
+    worst = Worst.of(rows, golden, entry, head, at)
     precision = replace(Precision.kernel(fmt), output=output)
     return [
         _coarser(worst, fmt, output),
-        *([_quantized(worst, fmt)] if sinks is None else []),
+        *([] if "sinks" in worst.options else [_quantized(worst, fmt)]),
         _known(worst, precision),
     ]
 
 
-def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Cause]:
+def _known(rows: Worst, precision: Precision) -> Iterator[Cause]:
     """Single steps in fewer bits."""
-    yield from (each for each in mistakes.causes(rows, precision, BLOCK) if each.same)
+    yield from (each for each in causes(rows, precision, BLOCK) if each.same)
     n_kv = rows.k.shape[0]
     if n_kv > SINGLE:
         return
     for fmt in (FP16, BF16):  # O carried from key to key, as llama.cpp decodes
         o = kernels.tiled(
             rows.q, rows.k, rows.v, tiling=Tiling(64, 1), precision=replace(precision, accumulator=fmt, probs=FP32),
-            mask=rows.masks["asked"], **rows.options,
+            **rows.options,
         )  # fmt: skip
         yield Hypothesis("accumulator", o, fmt.name, n_kv).cause(rows)
 
 
-def _coarser(rows: mistakes.Rows, fmt: Format, output: Format) -> Iterator[Cause]:
+def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
     """A kernel of fewer bits than its inputs have: Q, K, V and P in them, and the answer too."""
-    options: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap", "sinks")}
-    options["mask"] = rows.masks["asked"]
+    options = rows.options
     for low in COARSER:
         if low.precision >= fmt.precision:
             continue
@@ -126,11 +117,10 @@ def _coarser(rows: mistakes.Rows, fmt: Format, output: Format) -> Iterator[Cause
             yield Hypothesis(key, kernels.reference(q, k, v, precision=exact, **options), low.name).cause(rows)
 
 
-def _quantized(rows: mistakes.Rows, fmt: Format) -> Iterator[Cause]:
+def _quantized(rows: Worst, fmt: Format) -> Iterator[Cause]:
     """Operands in few bits: FP8, block scales, and integers as caches hold them."""
     q, k, v = rows.q, rows.k, rows.v
-    settings: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap")}
-    settings |= dict(mask=rows.masks["asked"], tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
+    settings = rows.options | dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:

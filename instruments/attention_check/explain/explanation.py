@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
 from attention_check.conventions.conventions import BY_CHOICE, Kind
-from attention_check.conventions.fitting import Rated, dropped, holding, noise
+from attention_check.conventions.fitting import Rated, holding
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import (  # fmt: skip
     FEW,
@@ -23,6 +23,7 @@ from attention_check.conventions.search import (  # fmt: skip
 )
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import Distance, Scan, over_bound, scan
+from attention_check.explain.dropout import dropped, noise
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, wrong_regions
 from fa_lib.numerics.formats import Format
 
