@@ -231,9 +231,10 @@ def _coarse(sample, family):
         tried = product(*(_values(sample, aspect) for aspect in numbers))
     part = slice(None, None, max(sample.o.shape[-1] // FEATURES, 1))
     best = math.inf, [1.0] * len(numbers)
+    size = sample.size.item()
     for values in tried:
         error, _ = sample.error(dict(zip(numbers, values)), solve, part)
-        far = error[sample.first[..., part]].square().sum().item()
+        far = error[sample.first[..., part]].square().sum().item() / size
         if far < best[0]:
             best = far, list(values)
     return best
@@ -307,21 +308,27 @@ def _range(few, base):
 
 
 def _windows(few, base):
-    """Windows of so many keys before a row's own and none, as many, or all after it; or of so many after it alone."""
+    """Windows of so many keys before a row's own and none, as many, all, or as many as believed after it; or of so many
+    after it, and all or as many as believed before it."""
     rows = _narrow(few.rows(replace(base, window=(None, None))))
     P, (n_q, n_kv) = _unnormalised(rows), rows.shape[2:]
     before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
-    sides: dict[Any, Tensor] = {
-        (True, 0): torch.where(before < 0, n_kv, before), (True, True): before.abs(),
-        (True, None): before.clamp(min=0), (None, True): (-before).clamp(min=0),
-    }  # fmt: skip
-    for (left, right), far in sides.items():
+    left, right = few.call.options.get("window") or (None, None)
+    sides: list[tuple[Any, Any]] = [(True, 0), (True, True), (True, None), (None, True), (True, right), (left, True)]
+    for left, right in dict.fromkeys(sides):
+        far = torch.maximum(_reach(before, left, n_q + n_kv), _reach(-before, right, n_q + n_kv))
         order = far.sort(dim=-1, stable=True).indices
         last = torch.searchsorted(far.gather(-1, order), torch.arange(n_kv).expand_as(far).contiguous(), right=True) - 1
         errors = _errors(P, rows, order).gather(-1, last.clamp(min=0)).sum(0)  # (n_kv,): of windows of 0, 1, ... keys
         size = int(errors.argmin())
         if size < n_kv - 1:
             yield replace(base, window=tuple(size if side is True else side for side in (left, right)))
+
+
+def _reach(keys, side, never):
+    """The smallest window in which keys are seen, so many from a row's own to one side: True, the side is so long; else
+    that long whatever the window, None without a limit."""
+    return keys.clamp(min=0) if side is True else torch.where(keys > (never if side is None else side), never, 0)
 
 
 def _heads(call, base):
