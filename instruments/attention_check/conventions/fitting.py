@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, attend, changed, scores, weights
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend, changed, scores, weights
 from attention_check.conventions.reading import CapturedCall, Reader, Unfit
 from attention_check.conventions.search import FEW, NEAR, FiniteMask, Fit, rounding_of
 
-SCORES = 2**16  # of rows that numbers are fitted to
+SCORES = 2**14  # of rows that numbers are fitted to
 LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever so many keys
 FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is tried
 FEATURES = 16  # of the output, in which keys and a first value are looked for
@@ -22,7 +22,7 @@ MANY = 2**20  # heads: all of them
 BASES = 3  # dialects, the nearest, beside which numbers are fitted
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
-REACH = 4.0  # factors of 2 that a fit may go from where it begins
+REACH = 1.0  # factors of 2 that a fit may go from where it begins
 COUNTED = 0.5  # of the rows, at least: a dialect that hides all keys of most rows says nothing
 OFF = 4.0  # unit roundoffs that a fitted number changes the output by: less may be rounding to one side
 HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not fitted to: a factor rounds once more
@@ -140,7 +140,8 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     mask = call.options.get("mask")
     bases += [Dialect(mask="ignored")] if mask is not None else []
     bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
-    yield from fitted(call, [*dict.fromkeys(bases)], [] if tried is None else tried)
+    bases = [each for each in dict.fromkeys(bases) if each.softmax not in SOFTMAX_OVER]  # they need all rows
+    yield from fitted(call, bases, [] if tried is None else tried)
 
 
 def fitted(call: CapturedCall, bases: Sequence[Dialect], tried: list[Rated]) -> Iterator[Rated]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, attend, changed
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, changed
 from attention_check.conventions.conventions import CONVENTIONS
 from attention_check.conventions.reading import CapturedCall, Reader, Unfit
 from fa_lib.kernels.rule import baseline_for
@@ -107,10 +107,11 @@ def search(call: CapturedCall) -> list[Fit]:
             fits.of(more)
         if fits.least() <= NEAR:
             break
+    choices = [each for each in choices if each.choice not in SOFTMAX_OVER]  # of all rows, which cost most: alone
     for _ in range(DEPTH - 1):
         if fits.least() <= enough:
             break
-        beam = [each.dialect for each in fits.nearest(BEAM)]
+        beam = [each.dialect for each in fits.nearest(BEAM) if each.dialect.softmax not in SOFTMAX_OVER]
         fits.of(
             changed(dialect, one.aspect, one.choice)
             for dialect in beam for one in choices if one.aspect not in dialect.changes()
