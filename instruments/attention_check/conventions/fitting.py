@@ -260,8 +260,9 @@ def _refined(sample, family, values) -> Rated:
 
     numbers: dict[str, float] = {}
     if aspects:
-        found = at(optimize.least_squares(far, [0.0] * len(aspects), method="lm", xtol=1e-10, max_nfev=60).x)
-        numbers = _kept(sample, found)
+        found = optimize.least_squares(far, [0.0] * len(aspects), method="lm", xtol=1e-10, max_nfev=60).x
+        if (abs(found) < REACH).all():  # else ever smaller or larger numbers come nearer, and none is the cause
+            numbers = _kept(sample, at(found))
     error, factor = sample.error(numbers, solve)
     off = OFF * sample.reader.call.fmt.unit_roundoff
     dialect = replace(sample.base, **numbers)
