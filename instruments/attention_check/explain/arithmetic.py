@@ -56,22 +56,16 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
         others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
     else:
         at, other, others = at[::2], (entry, head), at[1::2]
-    best = _best(_families(rows, golden, entry, head, at, fmt, output))
-    if best is None or not len(others):
-        return best
-    again = _families(rows, golden, *other, others, fmt, output)
-    same = (each for family in again for each in family if (each.key, each.fmt) == (best.key, best.fmt))
-    return best if any(each.share >= PARTLY for each in same) else None
-
-
-def _best(tried: list[Iterator[Cause]]) -> Cause | None:
-    """The best of the first causes of which one has PARTLY of the error."""
-    found: list[Cause] = []
-    for family in tried:  # the cheaper ones first
-        found += family
-        best = max(found, key=lambda each: each.share, default=None)
-        if best and best.share >= PARTLY:
-            return best
+    tried = _families(rows, golden, entry, head, at, fmt, output)
+    again = _families(rows, golden, *other, others, fmt, output) if len(others) else None
+    for i, family in enumerate(tried):  # the cheaper ones first
+        found = sorted((each for each in family if each.share >= PARTLY), key=lambda each: -each.share)
+        if found and again is None:
+            return found[0]
+        alike = {(each.key, each.fmt) for each in again[i] if each.share >= PARTLY} if found and again else set()
+        for each in found:
+            if (each.key, each.fmt) in alike:
+                return each
     return None
 
 

@@ -212,6 +212,14 @@ def _mistakes(rows: Worst, precision: Precision, block: int) -> Iterator[Hypothe
                 for algorithm in ("fa2", "fa1") if carried else ("fa2",):
                     o = emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
                     yield Hypothesis(key, o, fmt.name, tiles, declared=size == block)
+    least = mask.masked_fill(mask == -math.inf, math.inf).amin(-1, keepdim=True)
+    if (mask.isfinite() & (mask != 0)).any():  # as ALiBi is that counts from the first key
+        counted = narrow(mask - least.where(least < math.inf, 0.0))
+        o = kernels.tiled(
+            *tensors, precision=replace(exact, scores=narrow), tiling=Tiling(64, block),
+            **rows.options | dict(mask=counted),
+        )  # fmt: skip
+        yield Hypothesis("scores", precision.output(o), narrow.name)
     cut = replace(exact, probs=truncated(precision.probs))
     o = emulated(cut, tiling=Tiling(64, block), algorithm="fa2")
     yield Hypothesis("probs_truncated", o, precision.probs.name, declared=True)
