@@ -65,7 +65,7 @@ class Sample:
         self.size = self.o.square().sum().clamp(min=TINY)  # one size for all dialects, so that none gains by its own
         numbers = (x.nan_to_num(0.0, 0.0, 0.0) for x in (rows.products, rows.v))
         self.rows = replace(rows, **dict(zip(("products", "v"), numbers)))
-        self._units: dict[str, Tensor] = {}
+        self._units: dict[str, tuple[Tensor, Tensor]] = {}
         entries, heads, n, features = self.o.shape
         at = torch.arange(features)
         if entries * heads * n > 1:  # a chequerboard of rows and heads
@@ -165,11 +165,11 @@ def fitted(call: CapturedCall, bases: Sequence[Dialect], tried: list[Rated]) -> 
 
 def _room(call):
     """Entries, heads and rows of FEW whose scores are about SCORES."""
-    most, n_kv = list(FEW), call.k.shape[2]
-    for axis in (2, 0, 1):
-        while math.prod(most) * n_kv > SCORES and most[axis] > LEAST[axis]:
-            most[axis] -= 1
-    return tuple(most)
+    entries, heads, rows = FEW
+    room, n_kv = SCORES, call.k.shape[2]
+    rows = max(min(rows, room // (entries * heads * n_kv)), LEAST[2])
+    entries = max(min(entries, room // (heads * rows * n_kv)), LEAST[0])
+    return entries, max(min(heads, room // (entries * rows * n_kv)), LEAST[1]), rows
 
 
 def _held(call, rated):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -114,7 +115,7 @@ def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
 def _quantized(rows: Worst, fmt: Format) -> Iterator[Cause]:
     """Operands in few bits: FP8, block scales, and integers as caches hold them."""
     q, k, v = rows.q, rows.k, rows.v
-    settings = rows.options | dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
+    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:
