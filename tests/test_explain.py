@@ -161,7 +161,12 @@ def test_where_it_is_wrong():
         assert found.dialect == dict(softmax=f"over_{axis}") and found.where.rows[0][0] == 0
     assert explanation(evidence("one head of another tensor")).where.heads == ((3, 3),)
     assert explanation(evidence("NaN rows")).nan_rows > 0 and explanation(evidence("NaN hidden")).hidden_nan == 1
-    assert explanation(evidence("dropout left on")).dropout == pytest.approx(0.2, abs=0.03)
+    like = explanation(evidence("dropout left on"))  # more keys than features: noise of this size may be the cause too
+    assert like.dropout is None and like.noise == pytest.approx(0.2, abs=0.03)
+    few = [x[:, :, :64] for x in WIDE]
+    torch.manual_seed(0)
+    solved = fa_lib.explain(*few, sdpa(*few, dropout_p=0.2))
+    assert solved.dropout == pytest.approx(0.2, abs=0.03)
     assert explanation(evidence("times 1.25")).dialect["factor"] == pytest.approx(1.25, rel=1e-3)
 
 

@@ -260,7 +260,7 @@ def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch
 
 STRIPED = (torch.arange(96)[:, None] + torch.arange(96)) % 3 > 0
 MISTAKES = {  # cause -> (options of the call, the output of a kernel that makes that mistake)
-    "scale_factor": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1.2 * q.shape[-1] ** -0.5)),
+    "scale=1.2": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1.2 * q.shape[-1] ** -0.5)),
     "scale_log2_e": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=q.shape[-1] ** -0.5 / math.log(2))),
     "scale_one_over_d": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1 / q.shape[-1])),
     "mask_inverted": (dict(mask=STRIPED), lambda q, k, v, mask: kernels.as_shipped(q, k, v, mask=~mask)),

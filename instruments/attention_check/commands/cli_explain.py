@@ -206,7 +206,7 @@ def compare(
     window: WINDOW = "",
     allow_large: ALLOW_LARGE = False,
 ) -> None:
-    """Why do two kernels disagree? Their errors, their difference, and which change of one gives the other.
+    """Why do two kernels disagree? Their errors, their difference, and what has the error of a wrong one.
 
     For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode. A kernel that takes
     (batch, sequence, heads, head_dim) is named NAME@bshd.

@@ -18,23 +18,26 @@ class Dialect:
     Attributes:
         layout, roles, heads: how the tensors are read; heads may be, for each query head, the head of the output that
             holds it. scale, causal, mask, window, softcap, sinks, alibi: the options;
-            a window may be (left, right), of so many keys, None for all.
+            a window may be (left, right), of so many keys, None for all. scale, mask and alibi may be a number, so many
+            times the believed scale, the mask and ALiBi's falling slopes; softcap one that scores are capped at.
         softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
+        sink: one more score of every row, without a value; None is none. exp(sink) keys of zeros make the same.
         factor: the output is so many times attention's.
     """
 
     layout: str = ""
     roles: str = ""
     heads: str | tuple[int, ...] = ""
-    scale: str = ""
+    scale: str | float = ""
     causal: str = ""
-    mask: str = ""
+    mask: str | float = ""
     window: str | tuple[int | None, int | None] = ""
-    softcap: str = ""
+    softcap: str | float = ""
     sinks: str = ""
-    alibi: str = ""
+    alibi: str | float = ""
     softmax: str = ""
     keys: tuple[int, int] | None = None
+    sink: float | None = None
     factor: float = 1.0
 
     def changes(self) -> dict[str, Any]:
@@ -45,7 +48,7 @@ class Dialect:
     def is_standard(self) -> bool:
         """Whether an ordinary kernel computes this dialect from its options: the softmax is over keys and divided by
         its sum, and the softcap comes after the scale and before the mask. A factor does not count."""
-        return self.softmax in ("", "plus_one") and self.softcap in ("", "ignored")
+        return self.softmax in ("", "plus_one") and (isinstance(self.softcap, float) or self.softcap in ("", "ignored"))
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,12 @@ class Rows:
 def attend(rows: Rows) -> Tensor:
     """The output of the sampled rows in their dialect, float64 (entries, heads, rows, d_v); 0 in rows that see no key,
     NaN in rows that see a key or a value that is not finite."""
-    hidden = rows.bias == -math.inf
+    if math.isfinite(rows.k.detach().sum() + rows.v.detach().sum()):
+        return rows.dialect.factor * (weights(rows) @ rows.v)
     unfit = ~(rows.k.isfinite().all(-1) & rows.v.isfinite().all(-1))  # (entries, heads, n_kv)
-    v = rows.v.nan_to_num(0.0, 0.0, 0.0)
-    if unfit.any():
-        rows = replace(rows, products=rows.products.masked_fill(unfit[:, :, None], 0.0))
-    O = rows.dialect.factor * (weights(rows) @ v)
-    return O.masked_fill((unfit[:, :, None] & ~hidden).any(-1, keepdim=True), math.nan) if unfit.any() else O
+    clean = replace(rows, products=rows.products.masked_fill(unfit[:, :, None], 0.0))
+    O = rows.dialect.factor * (weights(clean) @ rows.v.nan_to_num(0.0, 0.0, 0.0))
+    return O.masked_fill((unfit[:, :, None] & (rows.bias > -math.inf)).any(-1, keepdim=True), math.nan)
 
 
 def scores(rows: Rows) -> Tensor:

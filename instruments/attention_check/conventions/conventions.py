@@ -1,13 +1,15 @@
 """The conventions that a call of attention may follow, likely ones first, and the option that selects each one."""
 
 import math
+from ast import literal_eval
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 import torch
 
+from attention_check.conventions.attention import Dialect
 from attention_check.conventions.reading import CapturedCall
 
 
@@ -84,14 +86,10 @@ def _numbers(call):
     return mask is not None and mask.dtype != torch.bool
 
 
-def _side(index):
-    """A window that ends on a side, where no causal mask hides it."""
-
-    def fits(call):
-        window = call.options.get("window")
-        return window is not None and window[index] is not None and not (index and _has("causal")(call))
-
-    return fits
+def _of_entries(call):
+    """A mask that differs from entry to entry."""
+    mask = call.options.get("mask")
+    return mask is not None and mask.ndim == 4 and mask.shape[0] > 1
 
 
 def _square(call):
@@ -191,18 +189,13 @@ CONVENTIONS = (
                selects=BOOLEAN),
     Convention("mask", "hidden", "with the mask's numbers taken for truth values: what is not 0 is hidden",
                fits=_numbers, selects=BOOLEAN),
-    Convention("mask", "negated", "with the mask subtracted", FAULT, _numbers),
+    Convention("mask", "first_entry", "with the mask of the first entry of the batch in all", FAULT, _of_entries),
+    Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),
     Convention("mask", "transposed", "with the mask transposed", FAULT, _square),
     Convention("heads", "interleaved", "with query head h sharing key head h modulo their number", fits=_gqa,
                selects={"torch": "enable_gqa=True repeats each key head for neighbouring query heads"}),
     Convention("heads", "reversed", "with its heads in the reverse order", FAULT),
     Convention("window", "ignored", "without the window", FAULT, _has("window")),
-    Convention("window", "left_longer", "with a window of one key more to the left", fits=_side(0)),
-    Convention("window", "left_shorter", "with a window of one key less to the left", fits=_side(0)),
-    Convention("window", "right_longer", "with a window of one key more to the right", fits=_side(1)),
-    Convention("window", "right_shorter", "with a window of one key less to the right", fits=_side(1)),
-    Convention("window", "both_sides", "with as long a window to the right as to the left",
-               fits=lambda e: _side(0)(e) and not _has("causal")(e)),
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
     Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,
                _has("softcap")),
@@ -224,7 +217,19 @@ CONVENTIONS = (
     Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
 )  # fmt: skip
 BY_CHOICE = {(each.aspect, each.choice): each for each in CONVENTIONS}
+ASPECTS = {field.name for field in fields(Dialect)}
 BY_KEY = {each.key: each for each in CONVENTIONS}
+
+
+FITTED = {  # an aspect of a Dialect with a number -> what the output is then
+    "scale": "with {:.4g} times its scale", "mask": "with {:.4g} times its mask",
+    "softcap": "with scores capped at {:.4g}", "alibi": "with {:.4g} times ALiBi's slopes",
+    "sink": "with one more score of {:.4g} without a value in every row, as {keys:.4g} keys of zeros make it",
+}  # fmt: skip
+
+
+def _side(keys):
+    return "all keys" if keys is None else f"{keys} {'key' if keys == 1 else 'keys'}"
 
 
 def what(dialect: Mapping[str, Any]) -> str:
@@ -233,7 +238,10 @@ def what(dialect: Mapping[str, Any]) -> str:
     if isinstance(order := dialect.get("heads"), tuple):
         names.append(f"with its heads in the order {', '.join(map(str, order[:8]))}{' ...' if order[8:] else ''}")
     if isinstance(window := dialect.get("window"), tuple):
-        names.append(f"with a window of {window[0]} keys to the left and {window[1]} to the right")
+        names.append(f"with a window of {_side(window[0])} to the left and {_side(window[1])} to the right")
+    for aspect, words in FITTED.items():
+        if isinstance(value := dialect.get(aspect), float) and (aspect, value) not in BY_CHOICE:
+            names.append(words.format(value, keys=math.exp(min(value, 99.0)) if aspect == "sink" else 0))
     if "keys" in dialect:
         first, end = dialect["keys"]
         names.append(f"of keys {first} to {end - 1} alone")
@@ -242,15 +250,30 @@ def what(dialect: Mapping[str, Any]) -> str:
 
 
 def keys_of(dialect: Mapping[str, Any]) -> str:
-    """The keys of the conventions among the changes of a Dialect, with "+" between them."""
-    return "+".join(BY_CHOICE[change].key for change in dialect.items())
+    """The changes of a Dialect, with "+" between them: keys of conventions, and aspect=number of what was fitted."""
+    return "+".join(
+        BY_CHOICE[change].key if change in BY_CHOICE else f"{change[0]}={_written(change[1])}"
+        for change in dialect.items()
+    )
 
 
 def of_keys(keys: str) -> str:
     """As `what`, of the keys of conventions with "+" between them."""
-    return what({BY_KEY[key].aspect: BY_KEY[key].choice for key in keys.split("+")})
+    return what(dict(_change(key) for key in keys.split("+")))
+
+
+def _change(key):
+    aspect, _, value = key.partition("=")
+    if not value:
+        return BY_KEY[key].aspect, BY_KEY[key].choice
+    number = literal_eval(value)
+    return aspect, float(number) if isinstance(number, int) else number
+
+
+def _written(number):
+    return f"{number:.3g}" if isinstance(number, float) else f"{number}"
 
 
 def is_of_keys(text: str) -> bool:
     """Whether a text is what `of_keys` takes."""
-    return all(key in BY_KEY for key in text.split("+"))
+    return all(key in BY_KEY or key.partition("=")[0] in ASPECTS for key in text.split("+"))

@@ -92,8 +92,9 @@ class Reader:
             sinks = options["sinks"].double().cpu().reshape(-1)
             if len(sinks) != heads:
                 raise Unfit(f"sinks: {len(sinks)} for {heads} heads")
-        if dialect.softmax == "plus_one":  # softmax off by one: a sink of 0 more
-            sinks = torch.logaddexp(sinks, torch.zeros_like(sinks))
+        more = 0.0 if dialect.softmax == "plus_one" else dialect.sink  # softmax off by one: a sink of 0 more
+        if more is not None:
+            sinks = torch.logaddexp(sinks, torch.full_like(sinks, more))
         return Rows(
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
             _scale(options, dialect, q.shape[-1]), _softcap(options, dialect), places, shape, dialect,
@@ -169,6 +170,8 @@ def as_read(x: Tensor, name: str, layout: str) -> Tensor:
 def _scale(options, dialect, d):
     d = max(d, 1)  # without any feature all scores are 0, whatever the scale
     believed = options.get("scale") or d**-0.5
+    if isinstance(dialect.scale, float):
+        return dialect.scale * believed
     return {
         "": believed, "default": d**-0.5, "one": 1.0, "one_over_d": 1 / d, "sqrt_d": d**0.5, "twice": believed**2,
         "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
@@ -176,6 +179,8 @@ def _scale(options, dialect, d):
 
 
 def _softcap(options, dialect):
+    if isinstance(dialect.softcap, float):
+        return dialect.softcap
     return None if dialect.softcap == "ignored" else options.get("softcap")
 
 
@@ -201,7 +206,8 @@ def _added(options, reading, places, shape):
         bias = bias + _masked(options["mask"], mask_choice, entries, heads_at, rows, shape)
     if alibi:
         slopes = _slopes(heads)[heads_at, None, None]
-        bias = bias + (-1 if alibi == "falling" else 1) * slopes * distance.abs()
+        times = alibi if isinstance(alibi, float) else 1 if alibi == "falling" else -1
+        bias = bias - times * slopes * distance.abs()
     return bias.masked_fill(~near, -math.inf)
 
 
@@ -220,15 +226,13 @@ def _window(options, choice):
         return choice
     if choice == "ignored":
         return None, None
-    if choice == "both_sides":
-        return left, left
-    more = {"left_longer": (1, 0), "left_shorter": (-1, 0), "right_longer": (0, 1), "right_shorter": (0, -1)}
-    a, b = more.get(choice, (0, 0))
-    return (None if left is None else left + a), (None if right is None else right + b)
+    return left, right
 
 
 def _masked(mask, choice, entries, heads_at, rows, shape):
     """What a mask adds to the scores of the sampled rows, as a choice reads it."""
+    times = choice if isinstance(choice, float) else None
+    choice = "" if times is not None else choice
     if choice.startswith("triangle"):
         own = rows + (shape[3] - shape[2] if choice == "triangle_bottom_right" else 0)
         return _hiding(torch.arange(shape[3])[None] > own[:, None])
@@ -238,13 +242,16 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         mask = mask.expand(shape)
     except RuntimeError:
         raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
+    if choice == "first_entry":
+        mask = mask[:1].expand(shape)
     mask = taken(mask, entries, heads_at, rows).cpu()
+    if times is not None:
+        mask = mask.double()
+        return (times * mask).where(mask > -math.inf, -math.inf)
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
     if choice == "inverted":
         return _hiding(mask)
-    if choice == "negated":
-        return -mask.double()
     if choice == "truth":  # numbers taken for truth values: what is not 0 is seen
         return _hiding(mask == 0)
     if choice == "hidden":  # numbers taken for truth values: what is not 0 is hidden

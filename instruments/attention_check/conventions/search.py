@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, attend, changed, scores, weights
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, changed
 from attention_check.conventions.conventions import CONVENTIONS
 from attention_check.conventions.reading import CapturedCall, Reader, Unfit
 from fa_lib.kernels.rule import baseline_for
 
 FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
-FEWEST = (1, 2, 8)  # of these on which every number of keys is tried
-MANY = 2**20  # heads: all of them
 NEAR = 0.1  # a residual of the right function, in coarse arithmetic
 LIKELY = dict(
     layout=("all_bshd", "inputs_bshd", "o_bshd"), scale=("default", "one", "one_over_d"),
@@ -29,8 +27,6 @@ UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 SIMPLER = 1.25  # times the least residual: so near, the dialect of fewer conventions is taken
 BELIEVED = 3.0  # times the least residual: so near, the believed dialect is taken
 PART = 0.4  # of the rows
-LEAST_ODDS = 0.04  # of dropout that is named: less may be a coarse v
-ALIKE = 0.25  # of the mean over heads, that a head's odds of dropout may be off
 TINY = 1e-300
 OFF = 0.01  # of a factor from 1, and from 0, that is named
 
@@ -111,10 +107,11 @@ def search(call: CapturedCall) -> list[Fit]:
             fits.of(more)
         if fits.least() <= NEAR:
             break
+    choices = [each for each in choices if each.choice not in SOFTMAX_OVER]  # of all rows, which cost most: alone
     for _ in range(DEPTH - 1):
         if fits.least() <= enough:
             break
-        beam = [each.dialect for each in fits.nearest(BEAM)]
+        beam = [each.dialect for each in fits.nearest(BEAM) if each.dialect.softmax not in SOFTMAX_OVER]
         fits.of(
             changed(dialect, one.aspect, one.choice)
             for dialect in beam for one in choices if one.aspect not in dialect.changes()
@@ -193,93 +190,3 @@ def _fair(fits):
     dialect must not gain by it."""
     believed = next((each.hidden_nan for each in fits if not each.dialect.changes()), math.inf)
     return [each for each in fits if each.hidden_nan <= believed]
-
-
-def fitted_factor(call: CapturedCall, dialect: Dialect) -> Dialect:
-    """The dialect whose output times a factor is nearest; the dialect itself where the factor is 1 to OFF, or does not
-    help."""
-    rows = call.rows(dialect)
-    golden = attend(rows)
-    counted = FiniteMask.of(rows, golden).counted
-    o, golden = rows.o[counted], golden[counted]
-    factor = ((o * golden).sum() / golden.square().sum()).item()
-    if not math.isfinite(factor) or abs(factor - 1) <= OFF or abs(factor) <= OFF:
-        return dialect
-    return replace(dialect, factor=factor)
-
-
-def first_keys(call: CapturedCall, dialect: Dialect) -> Dialect:
-    """The dialect in which keys before or from some place on alone are seen, where that is nearest."""
-    rows = call.rows(replace(dialect, keys=None), FEWEST)
-    P, n_kv, best = _unnormalised(rows), rows.shape[3], (math.inf, dialect)
-    order = torch.arange(n_kv).expand(rows.q.shape[2], -1)
-    sums = _errors(P, rows, order).sum(0), _errors(P, rows, order.flip(-1)).sum(0).flip(0)
-    for way, errors in enumerate(sums):
-        at = int(errors.argmin())
-        keys = (0, at + 1) if way == 0 else (at, n_kv)
-        if errors[at] < best[0]:
-            best = (errors[at].item(), replace(dialect, keys=keys))
-    return dialect if best[1].keys == (0, n_kv) else best[1]
-
-
-def fitted_heads(call: CapturedCall, dialect: Dialect) -> Dialect:
-    """The dialect with the heads of the output in the order that is nearest, where each is nearest to another one."""
-    rows = call.rows(dialect, (1, MANY, FEWEST[2]))
-    heads = rows.shape[1]
-    if dialect.heads or heads == 1 or rows.o.shape[1] < heads:
-        return dialect
-    due, found = (x[0].nan_to_num(0.0).flatten(1) for x in (attend(rows), rows.o))
-    order = tuple(torch.cdist(due, found).argmin(1).tolist())
-    other = len({*order}) == heads and order != tuple(range(heads))
-    return replace(dialect, heads=order) if other else dialect
-
-
-def fitted_window(call: CapturedCall, dialect: Dialect) -> Dialect:
-    """The dialect with the window that is nearest, of so many keys before a row's own, and none or as many after it."""
-    rows = call.rows(replace(dialect, window=(None, None)), FEWEST)
-    P, (n_q, n_kv), best = _unnormalised(rows), rows.shape[2:], (math.inf, dialect)
-    before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
-    for alike in (False, True):  # those after it are in no window, or as far as those before it
-        far = before.abs() if alike else torch.where(before < 0, n_kv, before)
-        order = far.sort(dim=-1, stable=True).indices
-        last = torch.searchsorted(far.gather(-1, order), torch.arange(n_kv).expand_as(far).contiguous(), right=True) - 1
-        errors = _errors(P, rows, order).gather(-1, last.clamp(min=0)).sum(0)  # (n_kv,): of windows of 0, 1, ... keys
-        left = int(errors.argmin())
-        if errors[left] < best[0] and left < n_kv - 1:
-            best = (errors[left].item(), replace(dialect, window=(left, left if alike else 0)))
-    return best[1]
-
-
-def _unnormalised(rows):
-    """exp(S - m), (entries, heads, rows, n_kv)."""
-    S = scores(rows)
-    m = S.amax(-1, keepdim=True)
-    return torch.exp(S - m.where(m > -math.inf, 0.0))
-
-
-def _errors(P, rows, order):
-    """(rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys in its order (rows, n_kv)."""
-    total = []
-    for row, keys in enumerate(order):
-        p = P[:, :, row, keys]  # (entries, heads, n_kv)
-        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / p.cumsum(-1).clamp(min=1e-300)[..., None]
-        total.append((O - rows.o[:, :, row, None]).nan_to_num(0.0).square().sum((0, 1, 3)))  # NaN sees no key
-    return torch.stack(total)
-
-
-def dropout(rows: Rows) -> float | None:
-    """The share of weights that dropout took, where the error is that of dropout: without it the output would be right,
-    and the error's variance in every head is p / (1 - p) times that of P V with each weight alone. None where it is
-    not."""
-    golden = attend(rows)
-    mask = FiniteMask.of(rows, golden)
-    if rows.dialect.softmax or mask.nan.any() or mask.hidden_nan.any() or not mask.counted.any():
-        return None
-    golden, o = (x.where(mask.counted[..., None], 0.0) for x in (golden, rows.o))
-    error = o - golden
-    odds = error.square().sum((0, 2, 3)) / (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
-    along = ((error * golden).sum() / golden.square().sum()).abs().item()
-    mean = odds.mean().item()
-    if not LEAST_ODDS < mean < 20 or (odds - mean).abs().max() > ALIKE * mean or along > NEAR:
-        return None
-    return mean / (1 + mean)

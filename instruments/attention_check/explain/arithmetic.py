@@ -1,6 +1,5 @@
 """Which computation has an output's errors, where the function is known: a format, a carry, a quantised operand."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,8 +10,7 @@ from torch import Tensor
 from attention_check.conventions.attention import Rows, attend
 from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
-from attention_check.measure import mistakes
-from attention_check.measure.mistakes import Cause, Hypothesis
+from attention_check.measure.mistakes import Cause, Hypothesis, Worst, causes
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -25,7 +23,6 @@ MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
 SINGLE = 1024  # keys: with more, tiles of one take too long
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
-NOT_ARITHMETIC = ("scale_factor", "factor", "keep_missing")  # of mistakes: another function
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays
 INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,8 +31,8 @@ INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
-    """The computation that reproduces most of the error in the worst rows of the worst head; None where none of those
-    tried reproduces PARTLY of it.
+    """The computation that reproduces most of the error in the worst rows of the worst head, and of another head, or in
+    other rows where there is one head; None where none of those tried reproduces PARTLY of both.
 
     Args:
         fmt, output: of the inputs and of the output.
@@ -50,49 +47,57 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
     golden = attend(rows)
     counted = FiniteMask.of(rows, golden).counted
     error = (rows.o - golden).square().mean(-1).where(counted, 0.0)  # (entries, heads, rows)
-    entry, head = divmod(int(error.sum(-1).argmax()), error.shape[1])
-    at = error[entry, head].topk(min(MOST_ROWS, int(counted[entry, head].sum()))).indices
+    order, n = error.sum(-1).flatten().argsort(descending=True), error.shape[1]
+    entry, head = divmod(int(order[0]), n)
+    at = error[entry, head].topk(min(2 * MOST_ROWS, int(counted[entry, head].sum()))).indices
     if not len(at):
         return None
-    q, o, due = (x[entry, head, at] for x in (rows.q, rows.o, golden))
-    k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # these rows see nothing but numbers
-    sink = rows.sinks.reshape(-1)[head : head + 1]
-    sinks = sink if (sink > -math.inf).all() else None
-    options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)
-    worst = mistakes.Rows(q, k, v, o, due, dict(asked=rows.bias[entry, head, at]), options)
-    precision = replace(Precision.kernel(fmt), output=output)
-    tried = [
-        _coarser(worst, fmt, output),
-        *([_quantized(worst, fmt)] if sinks is None else []),
-        _known(worst, precision),
-    ]
-    found: list[Cause] = []
-    for causes in tried:  # the cheaper ones first
-        found += causes
-        best = max(found, key=lambda each: each.share, default=None)
-        if best and best.share >= PARTLY:
-            return best
+    if len(order) > 1 and counted[divmod(int(order[1]), n)].any():
+        at, other = at[:MOST_ROWS], divmod(int(order[1]), n)
+        others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
+    else:
+        at, other, others = at[::2], (entry, head), at[1::2]
+    tried = _families(rows, golden, entry, head, at, fmt, output)
+    again = _families(rows, golden, *other, others, fmt, output) if len(others) else None
+    for i, family in enumerate(tried):  # the cheaper ones first
+        found = sorted((each for each in family if each.share >= PARTLY), key=lambda each: -each.share)
+        if found and again is None:
+            return found[0]
+        alike = {(each.key, each.fmt) for each in again[i] if each.share >= PARTLY} if found and again else set()
+        for each in found:
+            if (each.key, each.fmt) in alike:
+                return each
     return None
 
 
-def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Cause]:
+def _families(rows, golden, entry, head, at, fmt, output):
+    """What computations give for some rows of a head."""
+    worst = Worst.of(rows, golden, entry, head, at)
+    precision = replace(Precision.kernel(fmt), output=output)
+    return [
+        _coarser(worst, fmt, output),
+        *([] if "sinks" in worst.options else [_quantized(worst, fmt)]),
+        _known(worst, precision),
+    ]
+
+
+def _known(rows: Worst, precision: Precision) -> Iterator[Cause]:
     """Single steps in fewer bits."""
-    yield from (each for each in mistakes.causes(rows, precision, BLOCK) if each.same)
+    yield from (each for each in causes(rows, precision, BLOCK) if each.same)
     n_kv = rows.k.shape[0]
     if n_kv > SINGLE:
         return
     for fmt in (FP16, BF16):  # O carried from key to key, as llama.cpp decodes
         o = kernels.tiled(
             rows.q, rows.k, rows.v, tiling=Tiling(64, 1), precision=replace(precision, accumulator=fmt, probs=FP32),
-            mask=rows.masks["asked"], **rows.options,
+            **rows.options,
         )  # fmt: skip
         yield Hypothesis("accumulator", o, fmt.name, n_kv).cause(rows)
 
 
-def _coarser(rows: mistakes.Rows, fmt: Format, output: Format) -> Iterator[Cause]:
+def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
     """A kernel of fewer bits than its inputs have: Q, K, V and P in them, and the answer too."""
-    options: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap", "sinks")}
-    options["mask"] = rows.masks["asked"]
+    options = rows.options
     for low in COARSER:
         if low.precision >= fmt.precision:
             continue
@@ -107,11 +112,10 @@ def _coarser(rows: mistakes.Rows, fmt: Format, output: Format) -> Iterator[Cause
             yield Hypothesis(key, kernels.reference(q, k, v, precision=exact, **options), low.name).cause(rows)
 
 
-def _quantized(rows: mistakes.Rows, fmt: Format) -> Iterator[Cause]:
+def _quantized(rows: Worst, fmt: Format) -> Iterator[Cause]:
     """Operands in few bits: FP8, block scales, and integers as caches hold them."""
     q, k, v = rows.q, rows.k, rows.v
-    settings: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap")}
-    settings |= dict(mask=rows.masks["asked"], tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
+    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:

@@ -1,29 +1,15 @@
-"""Two kernels on the same inputs: how far they are from the golden value and from each other, and what makes it."""
+"""Two kernels on the same inputs: how far they are from the golden value and from each other, and which is wrong."""
 
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_check.explain.emulations import (
-    Emulation,
-    Fit,
-    begun,
-    changed,
-    choices,
-    emulation_text,
-    nearest,
-    smallest_change,
-)
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.closeness import closeness
-from attention_check.measure.mistakes import EXPLAINED
 from attention_check.probe.capture import AS_IT_IS, Capture, captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.sampling import Sample, sampled
@@ -40,8 +26,6 @@ from fa_lib.numerics.metrics import deviation, over_baseline
 
 ROWS = 256  # of Q for each head that are compared, spread evenly
 DECODED = 24  # of these where B decodes: each is a call of its own
-FEW, CANDIDATES = 12, 4  # rows that all beginnings are tried on; those of them that are tried on more
-EXPLAINED_ROWS, EXPLAINED_HEADS = 64, 4  # that the explanation looks at, where the two differ most
 
 
 @dataclass(frozen=True)
@@ -100,10 +84,6 @@ class Compared:
         errors: "a", "b" -> max, rmse, times_max and times_rmse (over Baseline's, on the same rows), of o - golden.
         bounds: "a", "b" -> a row of `closeness.closeness` on the same rows; nothing where there is none.
         apart: of A's o - B's: max, rmse, times_max (over Baseline's largest error), differing (share of outputs).
-        fits: "a", "b" -> the Emulation as a dict, and explained, the share of the kernel's squared error that it has;
-            empty where the outputs are the same.
-        changes: fields of an Emulation that account for the difference, the fewest; explained: share of the squared
-            difference that they reproduce; None where the outputs are the same.
     """
 
     a: str
@@ -114,34 +94,23 @@ class Compared:
     errors: dict[str, dict[str, float]]
     bounds: dict[str, dict[str, Any]]
     apart: dict[str, float]
-    fits: dict[str, dict[str, Any]]
-    changes: tuple[str, ...]
-    explained: float | None
 
     @property
     def is_rounding(self) -> bool:
         """Whether both outputs are within their own bounds, so that the difference is what two right kernels have."""
         return len(self.bounds) == 2 and all(row["times"] <= 1 for row in self.bounds.values())
 
-    @property
-    def is_explained(self) -> bool:
-        """Whether the changes reproduce at least EXPLAINED of the squared difference."""
-        return self.explained is not None and self.explained >= EXPLAINED
-
     def record(self) -> dict:
         """All of it as JSON can hold it, with versions."""
         found = {name: x for name, x in asdict(self).items() if name != "question"}
-        found |= dict(is_rounding=self.is_rounding, is_explained=self.is_explained, enough=EXPLAINED)
+        found |= dict(is_rounding=self.is_rounding)
         settings = asdict(self.question) | dict(on=f"{self.question.on or ''}", fmt=f"{Format.of(self.question.fmt)}")
         return finite(found) | provenance(settings)
 
 
 def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs | None = None) -> Compared:
-    """Two kernels on the same inputs, and what makes their difference.
-
-    Each is emulated by the Emulation that differs least from it; then the fewest changes from A's to B's are sought
-    that reproduce the difference of the two outputs. They name a cause where the emulated difference is the real one,
-    EXPLAINED of its square or more.
+    """Two kernels on the same inputs: how far each is from the golden value and from the other, and what has the error
+    of one that is beyond its own bound (`closeness.closeness`).
 
     Args:
         a, b: KernelRefs, or the texts of them.
@@ -173,12 +142,10 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
 
     difference = outs["a"] - outs["b"]
     distance = errors(difference) | dict(differing=(difference != 0).double().mean().item())
-    fits, changes, explained = _explained(question, sample, outs, golden)
     close = {side: closeness(o, sample.q, sample.k, sample.v, sample.options) for side, o in outs.items()}
     return Compared(
         a.key, b.key, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
         {side: row for side, rows in close.items() for row in rows}, distance,
-        {side: asdict(fit.emulation) | dict(explained=fit.explained) for side, fit in fits.items()}, changes, explained,
     )  # fmt: skip
 
 
@@ -219,44 +186,6 @@ def _last_keys(part):
     return [*range(n)] if mask is None else (mask.reshape(-1, mask.shape[-2], n)[0].sum(-1) - 1).tolist()
 
 
-def _most_apart(part, difference):
-    """Of a Sample one entry of the batch, few rows, and few heads (all that share keys): those in which two outputs
-    differ most; and what takes them of a tensor like the Sample's Q."""
-    size = difference.square().sum((2, 3))  # (entries, heads)
-    entry, group = int(size.sum(1).argmax()), part.q.shape[1] // part.k.shape[1]
-    by_group = size[entry].unflatten(0, (-1, group)).sum(1)  # (kv_heads,)
-    groups = by_group.topk(min(max(1, EXPLAINED_HEADS // group), len(by_group))).indices.sort().values
-    small = part.at(entry, groups)
-    fewer = small.every(EXPLAINED_ROWS)
-    return fewer, lambda x: fewer.taken(small.taken(x))
-
-
-def _explained(question, part, outs, golden):
-    """Fits of both sides, the changes and the share of the squared difference that they explain."""
-    if torch.equal(*outs.values()):
-        return {}, (), None
-    small, taken = _most_apart(part, outs["a"] - outs["b"])
-    outs, golden = {side: taken(o) for side, o in outs.items()}, taken(golden)
-    own_options = {name: x for name, x in small.options.items() if name in ("scale", "softcap", "sinks")}
-
-    def emulated(side: str, on: Sample) -> Callable[[Emulation], Tensor]:
-        if side == "b" and question.decode:
-            return cache(lambda emulation: _decoded(emulation, on, own_options))
-        return cache(lambda emulation: emulation(on.q, on.k, on.v, **on.options))
-
-    fmt = Format.of(small.q.dtype)
-    tried, fewer = choices(fmt, small.options), small.every(FEW)
-    first = begun(fmt) if tried["partial"][1:] else [each for each in begun(fmt) if each.partial == "FP32"]
-    fits: dict[str, Fit] = {}
-    emulate = {side: emulated(side, small) for side in outs}
-    for side, o in outs.items():  # B begins from A's as well, so that a field that changes nothing is the same
-        roughly, o_fewer = emulated(side, fewer), fewer.taken(o)
-        ranked = sorted(first, key=lambda each: (roughly(each) - o_fewer).square().sum().item())  # noqa: B023
-        best = [fit.emulation for fit in fits.values()] + ranked[:CANDIDATES]
-        fits[side] = nearest(o, golden, emulate[side], tried, best)
-    return fits, *smallest_change(outs["a"] - outs["b"], fits["a"], fits["b"].emulation, emulate["b"], EXPLAINED)
-
-
 def comparison_lines(found: Compared) -> list[str]:
     """A short list for a terminal."""
     distance = found.apart
@@ -273,19 +202,8 @@ def comparison_lines(found: Compared) -> list[str]:
     if not distance["max"]:
         return [*lines, "A and B give the same bits."]
     over = f"{as_times(distance['times_max'])} times Baseline's largest error, rms {distance['rmse']:.3g}"
-    lines += [
-        f"A to B: at most {distance['max']:.3g}, {over}; {distance['differing']:.1%} of the outputs differ.",
-    ]
-    for side, fit in found.fits.items():
-        share = _share(fit["explained"])
-        lines.append(f"{side.upper()} is most like: {emulation_text(fit)}; that makes {share} of its squared error.")
-    sides = [found.fits[side] for side in ("a", "b")]
-    changes = [f"  {line}" for line in map(partial(changed, *sides), found.changes)]
-    if found.is_explained:
-        made = changes or ["  one kernel called in two ways: no step differs"]
-        return [*lines, f"What makes the difference ({_share(found.explained)} of its square):", *made]
-    lines.append(f"Not explained: no emulation that was tried makes {EXPLAINED:.0%} of the squared difference.")
-    return [*lines, f"The nearest makes {_share(found.explained)}:", *changes] if changes else lines
+    differing = f"{distance['differing']:.1%} of the outputs differ"
+    return [*lines, f"A to B: at most {distance['max']:.3g}, {over}; {differing}."]
 
 
 def _bounds_in_words(found):
@@ -298,7 +216,3 @@ def _bounds_in_words(found):
         for side, row in found.bounds.items()
         if row["times"] > 1
     ]
-
-
-def _share(x):
-    return "none" if x is None or not math.isfinite(x) or x <= 0 else f"{x:.1%}"

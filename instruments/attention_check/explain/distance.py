@@ -65,8 +65,13 @@ class Distance:
     @property
     def is_rounding(self) -> bool:
         """Within its derived bound, or about as near as attention written out step by step."""
-        if self.nan_rows or self.hidden_nan or self.times_bound is None:
-            return False
+        return not self.nan_rows and not self.hidden_nan and self.times_bound is not None and self.holds
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rows that count are within rounding of the dialect."""
+        if self.times_bound is None:
+            return self.is_right
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
@@ -113,12 +118,13 @@ def over_bound(rows: Rows, golden: Tensor, call: CapturedCall) -> Tensor | None:
     Args:
         golden: of `attend`.
     """
-    if not rows.dialect.is_standard or rows.dialect.factor != 1 or not rows.q.numel():
+    if not rows.dialect.is_standard or not rows.q.numel():
         return None
     precision = replace(Precision.kernel(call.fmt), output=Format.of(call.o.dtype))
     about = tolerance(*_finite(rows, call.fmt), precision=precision, **rows.options())
     counted = FiniteMask.of(rows, golden).counted
-    times = torch.cat(about.times(rows.o.where(counted[..., None], about.golden)), -1).amax(-1)
+    o = (rows.o / rows.dialect.factor).where(counted[..., None], about.golden)
+    times = torch.cat(about.times(o), -1).amax(-1)
     return times.where(counted, math.nan)
 
 

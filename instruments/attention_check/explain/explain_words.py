@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
-from attention_check.explain.arithmetic import NOT_ARITHMETIC, SMOOTH
+from attention_check.explain.arithmetic import SMOOTH
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
 
+LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
 SAME = 1.1  # times the other's error: two outputs that are as near
 COMPUTATIONS = {  # key of a Cause -> what has these errors
     "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
@@ -188,6 +189,7 @@ def _bug(found, name):
         return
     if found.dropout:
         yield f"{name} is {what(found.dialect)} with dropout left on, of about {found.dropout:.0%} of the weights."
+        yield "Solved for its weights, each is 0, or the same multiple of what it should be."
         return
     if found.constant is not None:
         yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
@@ -197,23 +199,44 @@ def _bug(found, name):
         if found.part is not None:
             yield f"There it is {what(found.part)}."
         yield f"Over all rows that were tried it is off by {found.residual:.2g} of its size."
+        yield from _nearest(found)
         return
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
-        wrong = found.arithmetic and found.arithmetic.key in NOT_ARITHMETIC
-        yield f"{name} is {_computation(found.arithmetic) if wrong else what(found.dialect)}."
+        yield f"{name} is {what(found.dialect)}."
         yield from _believed(found)
         yield from _bound(found)
-        if found.arithmetic and not wrong:
+        if found.arithmetic:
             yield f"What has its error: {_computation(found.arithmetic)}."
         yield from _selects(found)
         return
     if found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}, but not to rounding: it is off by {found.residual:.2g} of its size."
         yield from _bound(found)
+        yield from _noise(found)
+        yield from _nearest(found)
         return
     size = f"{found.residual:.0%} of" if found.residual < 10 else f"{found.residual:.2g} times"
     yield f"{name} is no attention of these q, k and v that was tried: it is off by {size} its size."
+    yield from _noise(found)
+    yield from _nearest(found)
     yield OUT_OF_SIGHT
+
+
+def _noise(found):
+    if found.noise is not None:
+        yield "Its error is like noise, in the scores or in the output: without bias, and alike in every head."
+    if found.noise:
+        yield (
+            f"Dropout of {found.noise:.0%} of the weights may make it too: o of a call with at most as many keys as v "
+            "has features tells them apart."
+        )
+
+
+def _nearest(found):
+    """What came nearest, where it came near and is not what the caller believes."""
+    dialect, left = min(found.tried, key=lambda each: each[1], default=({}, math.inf))
+    if dialect and left < LEFT * found.residual:
+        yield f"The nearest that was tried is {what(dialect)}, which leaves {left:.2g} of its size: it does not hold."
 
 
 def _believed(found):

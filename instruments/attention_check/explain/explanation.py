@@ -1,6 +1,7 @@
 """Is an output rounding or a bug, and why: which attention it is, in which arithmetic, and where it is wrong."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,25 +10,20 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
 from attention_check.conventions.conventions import BY_CHOICE, Kind
+from attention_check.conventions.fitting import Rated, holding
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import (  # fmt: skip
     FEW,
     NEAR,
     PART,
-    SIMPLER,
     UNITS,
     Fit,
-    dropout,
-    first_keys,
     fit,
-    fitted_factor,
-    fitted_heads,
-    fitted_window,
-    rounding_of,
     search,
 )
-from attention_check.explain.arithmetic import NOT_ARITHMETIC, computation
+from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import Distance, Scan, over_bound, scan
+from attention_check.explain.dropout import dropped, noise
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, wrong_regions
 from fa_lib.numerics.formats import Format
 
@@ -36,6 +32,8 @@ SUSPECTS = 256  # rows of a head, at most, that are looked at again
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
 CANDIDATES = 20  # dialects that are tried on the wrong part
+GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "softmax", "factor"}  # aspects in which a
+# dialect may be near to another one, so that being near is no evidence
 EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
 
@@ -50,47 +48,55 @@ def explanation(call: CapturedCall) -> Explanation:
     if outcome is not None and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
         return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
     fits = search(call)
-    nearest = sorted(fits, key=lambda each: each.residual)[:SHOWN]
-    tried = tuple((each.dialect.changes(), each.residual) for each in nearest)
-    return replace(_diagnose(call, outcome, fits), tried=tried)
-
-
-def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit]) -> Explanation:
-    """Explain an output that is no rounding as believed.
-
-    Args:
-        outcome: of the believed dialect; None where its shapes make no call. fits: of `search`.
-    """
     if outcome is None and not any(each.residual_by_row.numel() for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
-    best = fits[0].dialect
-    if fits[0].residual > rounding_of(call, best):
-        best = _fitted(call, fits[0])
-    numbers = outcome if outcome and best == Dialect() else Distance.of(call, best)
+    rated: list[Rated] = []
+    found = _diagnose(call, outcome, fits, holding(call, fits, rated))
+    rated += [(each.dialect, each.residual) for each in fits]
+    tried = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
+    return replace(found, tried=tuple((dialect.changes(), off) for dialect, off in tried.items()))
+
+
+def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], holds: Iterator[Rated]) -> Explanation:
+    """Explain an output that is no rounding as believed. Another dialect is named only where it holds: all sampled rows
+    are within rounding of it, or within a computation in fewer bits that is confirmed, or PART of them are, and the
+    others lie apart.
+
+    Args:
+        outcome: of the believed dialect; None where its shapes make no call. fits: of `search`. holds: of `holding`.
+    """
     believed = outcome.residual if outcome else math.inf
+    numbers, value = None, call.o.flatten()[0].item()
+    if not math.isnan(value) and (call.o == value).all():
+        numbers = outcome or Distance.of(call, fits[0].dialect)
+        return numbers.explained(Verdict.BUG, believed, constant=value)
+    for dialect, _ in holds:
+        numbers = Distance.of(call, dialect)
+        if numbers.holds and numbers.is_counted:
+            if numbers.nan_rows or numbers.hidden_nan:
+                return _not_finite(scan(call, numbers.rows), numbers, believed)
+            return _verdict_if_uniform(call, numbers, _of_conventions(dialect), believed)
+    best = fits[0].dialect
+    numbers = outcome if outcome and best == Dialect() else Distance.of(call, best)
     if numbers.nan_rows or numbers.hidden_nan:
+        numbers = outcome or numbers
         return _not_finite(scan(call, numbers.rows), numbers, believed)
-    if numbers.is_rounding or numbers.is_right:
-        return _verdict_if_uniform(call, numbers, _of_conventions(best), believed)
     if numbers.residual <= COARSE:
         found = computation(numbers.rows, call.fmt, Format.of(call.o.dtype))
-        if found and found.key in NOT_ARITHMETIC and not numbers.is_even:  # of the worst head alone
-            found = None
-        if found or numbers.is_even and numbers.residual <= NEAR:
-            wrong = found and found.key in NOT_ARITHMETIC or _of_conventions(best) == Verdict.BUG
-            verdict = Verdict.BUG if wrong else Verdict.PRECISION
+        alike = numbers.is_even and numbers.residual <= NEAR and not best.changes().keys() & GRADUAL
+        if found or alike:
+            verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
             return _verdict_if_uniform(call, numbers, verdict, believed, found)
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
-        if fits[0].share < PART and (share := dropout(call.rows(dialect))):
+        if share := dropped(call.rows(dialect)):
             return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
-    if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
+    right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
+    if not right >= PART:  # no dialect holds: what the nearest one is says nothing of where it is wrong
         numbers = outcome or numbers
-    value = call.o.flatten()[0].item()
-    if not math.isnan(value) and (call.o == value).all():
-        return numbers.explained(Verdict.BUG, believed, constant=value)
     found = scan(call, numbers.rows)
     where, part = _located(call, found, _wrong(found.residual_by_row, numbers.rounding), numbers, fits)
-    return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
+    like = noise(numbers.rows) if where is None or not where.is_known else None
+    return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like)
 
 
 def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
@@ -122,22 +128,14 @@ def _fits(call, dialect):
     return True
 
 
-def _fitted(call, nearest):
-    """The nearest dialect, or it with some keys alone, a window, or a factor, where that is right."""
-    found = [nearest]
-    changed = [change(call, nearest.dialect) for change in (fitted_window, first_keys, fitted_heads, fitted_factor)]
-    if _fits(call, Dialect()):
-        changed.append(fitted_factor(call, Dialect()))
-    found += [fit(call.rows(dialect)) for dialect in changed]
-    best = min(found, key=lambda each: each.residual)
-    return best.dialect if best.residual <= min(NEAR, nearest.residual / SIMPLER) else nearest.dialect
-
-
 def _of_conventions(dialect: Dialect) -> Verdict:
     """The verdict on an output that is right in a dialect."""
     changes = dialect.changes()
     named = {change: BY_CHOICE[change].kind for change in changes.items() if change in BY_CHOICE}
-    fitted = changes.keys() - {aspect for aspect, _ in named} - {"window"}  # keys, or a factor: nobody means them
+    fitted = changes.keys() - {aspect for aspect, _ in named}  # keys, or a number: nobody means them
+    window = changes.get("window")
+    if isinstance(window, tuple) and None not in window:  # a side without a limit is one that was forgotten
+        fitted -= {"window"}
     if fitted or Kind.FAULT in named.values():
         return Verdict.BUG
     return Verdict.CONVENTION if changes else Verdict.ROUNDING
@@ -190,7 +188,7 @@ def _located(
             other = fit(call.rows(each.dialect, places=places)).residual_by_row
         except Unfit:
             continue
-        if (other <= NEAR).double().mean() >= EXPLAINS:
+        if (other <= UNLIKE * numbers.rounding).double().mean() >= EXPLAINS:
             return where, each.dialect.changes()
     return where, None
 

@@ -122,7 +122,8 @@ class Explanation:
         arithmetic: the computation that has these errors; None where none was found, or none looked for.
         where: the parts that are wrong; None where none are, or all.
         part: the dialect in which the wrong part is right, {} is as the caller believes; None where there is none.
-        dropout: the share of weights that dropout took, where that is the error.
+        dropout: the share of weights that dropout took, where the weights show it. noise: the share whose dropout would
+            make an error of this size, where it is like noise: no other cause can be told from it.
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
@@ -143,6 +144,7 @@ class Explanation:
     where: WrongRegions | None = None
     part: dict[str, Any] | None = None
     dropout: float | None = None
+    noise: float | None = None
     constant: float | None = None
     nan_rows: int = 0
     hidden_nan: int = 0

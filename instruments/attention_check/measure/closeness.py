@@ -12,7 +12,7 @@ from torch import Tensor
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from attention_check.measure.mistakes import Cause, Rows, causes
+from attention_check.measure.mistakes import Cause, causes, worst
 from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.reference_store import references
 from attention_check.tolerance import BLOCK, Tolerance, tolerance
@@ -71,9 +71,7 @@ class BoundCheck:
         """What explains the worst rows (`mistakes.causes`); nothing where no row is beyond its bound."""
         if not self.over.any():
             return []
-        rows = Rows.worst(
-            self.times, self.o, self.about.golden, self.tensors, self.precision.inputs, self.options
-        )  # fmt: skip
+        rows = worst(self.times, self.o, self.about.golden, self.tensors, self.precision.inputs, self.options)
         return causes(rows, self.precision, BLOCK)
 
 

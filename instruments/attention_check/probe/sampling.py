@@ -26,39 +26,6 @@ class Sample:
     options: dict
     taken: Callable[[Tensor], Tensor]
 
-    def at(self, entry: int, groups: Tensor) -> "Sample":
-        """One entry of the batch, and of its heads those that share some heads of keys.
-
-        Args:
-            entry: its index. groups: indices (of heads of k).
-        """
-        group = self.q.shape[1] // self.k.shape[1]
-        heads = (groups[:, None] * group + torch.arange(group, device=groups.device)).flatten()
-
-        def taken(x):
-            return x[entry : entry + 1, heads]
-
-        options = dict(self.options)
-        if options["mask"] is not None:
-            options["mask"] = taken(options["mask"].expand(*self.q.shape[:3], self.k.shape[2]))
-        if "sinks" in options:
-            options["sinks"] = options["sinks"][heads]
-        k, v = (x[entry : entry + 1, groups] for x in (self.k, self.v))
-        return Sample(taken(self.q), k, v, options, taken)
-
-    def every(self, count: int) -> "Sample":
-        """Up to so many rows, evenly spread."""
-        rows, n_kv, mask = self.q.shape[2], self.k.shape[2], self.options["mask"]
-        step = slice(None, None, -(-rows // count))
-
-        def taken(x):
-            return x[:, :, step]
-
-        mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., step, :]
-        if self.options["causal"]:  # rows that are left out move the others
-            mask = both(within(rows, n_kv, None, 0, self.q.device)[step], mask)
-        return Sample(taken(self.q), self.k, self.v, self.options | dict(causal=False, mask=mask), taken)
-
     def seeing(self, golden: Tensor) -> Tensor:
         """(entries, heads, rows, 1): whether a row sees a key."""
         seen, mask = torch.ones_like(golden[..., :1], dtype=torch.bool), self.options["mask"]

@@ -44,7 +44,6 @@ NOTES = {  # of `contract`
     "layout_all_bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
     "bhsd": "reads (batch, heads, sequence, head_dim), by the look of its answer: leave out --layout bshd",
     "layout_o_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
-    "factor": "returns a multiple of attention's output, by the look of its answer",
 }
 CAUSES = {  # key of a mistakes.Cause -> its subject
     "accumulator": "O carried in {fmt} over {tiles} tiles",
@@ -54,8 +53,6 @@ CAUSES = {  # key of a mistakes.Cause -> its subject
     "every_step": "attention with every step in {fmt} over {tiles} tiles",
     "inputs": "attention with Q, K and V rounded to {fmt}",
     "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
-    "scale_factor": "attention with {factor:.4g} times its scale",
-    "factor": "{factor:.4g} times attention's output",
     "bias": "rounding to one side, which makes outputs {factor:.6g} times attention's,",
     "keep_missing": "attention without dropout",
     "mask_rounded": "a mask rounded to Q's format before it is added",

@@ -1,0 +1,61 @@
+"""Dropout that was left on, and errors like it: what the weights of an output show, and what noise cannot."""
+
+import torch
+from torch import Tensor
+
+from attention_check.conventions.attention import Rows, attend, weights
+from attention_check.conventions.search import FiniteMask
+
+TINY = 1e-300
+
+
+def solved(rows: Rows) -> Tensor | None:
+    """The weights that made an output, (entries, heads, rows, n_kv), by least squares; None where there are more keys
+    than features, or the values do not tell the keys apart."""
+    v = rows.v.nan_to_num(0.0, 0.0, 0.0)
+    if v.shape[2] > v.shape[3] or (torch.linalg.matrix_rank(v) < v.shape[2]).any():
+        return None
+    return rows.o @ torch.linalg.pinv(v)
+
+
+KEPT = 0.05  # of a weight: so near to 0, or to the one size that kept weights have, it is dropped, or kept
+LARGE = 0.1  # of a row's largest weight: smaller ones drown in the output's rounding
+
+
+def dropped(rows: Rows) -> float | None:
+    """The share of weights that dropout took: the solved weights are 0, or all the same multiple of what they should
+    be. None where they are not, or there is no solution."""
+    P, found = weights(rows), solved(rows)
+    if found is None or rows.dialect.softmax or not rows.o.isfinite().all():
+        return None
+    ratio = (found / P.clamp(min=TINY))[LARGE * P.amax(-1, keepdim=True) < P]
+    gone = ratio.abs() < KEPT
+    share = gone.double().mean().item()
+    kept = ratio[~gone]
+    if not 0 < share < 1 or ((kept / kept.median() - 1).abs() > KEPT).any():
+        return None
+    return 1 - 1 / kept.median().item()
+
+
+ALONG = 0.1  # of the output, that an error has along it, at most: noise has no direction
+ALIKE = 0.25  # of the mean over heads, that a head's error may be off: about a standard error for 32 independent values
+MOST_ODDS = 20.0  # with more, there is nothing of the output left
+
+
+def noise(rows: Rows) -> float | None:
+    """The share of weights whose dropout would make an error of this size, where it is like noise: without bias, and of
+    the size that independent errors of all weights have in every head. 0 where the weights show that it is no dropout;
+    None where it is not like noise."""
+    golden = attend(rows)
+    mask = FiniteMask.of(rows, golden)
+    if rows.dialect.softmax or mask.nan.any() or mask.hidden_nan.any() or not mask.counted.any():
+        return None
+    golden, o = (x.where(mask.counted[..., None], 0.0) for x in (golden, rows.o))
+    error = o - golden
+    due = (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
+    odds = error.square().sum((0, 2, 3)) / due.clamp(min=TINY)
+    along = ((error * golden).sum() / golden.square().sum().clamp(min=TINY)).abs().item()
+    mean = odds.mean().item()
+    if not (odds - mean).abs().max() <= ALIKE * mean or mean >= MOST_ODDS or along > ALONG:
+        return None
+    return 0.0 if solved(rows) is not None else mean / (1 + mean)

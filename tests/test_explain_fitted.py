@@ -1,0 +1,128 @@
+"""`fa-lib explain` fits numbers: causes of public reports that are on no list, and none where there is none."""
+
+import math
+import re
+
+import pytest
+import torch
+
+import fa_lib
+from attention_check.explain.verdict import Verdict
+from attention_check.public_reports import drawn
+from attention_check.testing import assert_attention_close
+from fa_lib import kernels
+from fa_lib.numerics.formats import Format
+
+pytestmark = pytest.mark.slow  # half a minute
+
+FP32 = drawn(1, 2, 64, 64, dtype=torch.float32, seed=11)
+BF16 = drawn(1, 4, 256, 64, seed=12)
+STEEP = [3 * BF16[0], 3 * BF16[1], BF16[2]]  # whose scores a softcap of 15 bends
+DECODED = [x[:, :, :n] for x, n in zip(drawn(1, 8, 80, 128, seed=30), (1, 64, 64))]
+BATCH = drawn(2, 2, 32, 64, dtype=torch.float32, seed=8)
+BIAS = 2 * drawn(1, 4, 256, 256, seed=84)[0]
+HOLE = torch.ones(256, dtype=torch.bool)
+HOLE[20:64] = False
+MASKS = (torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(1)) < 0.6) | torch.eye(32, dtype=torch.bool)
+DISTANCE = torch.arange(256)[:, None] - torch.arange(256)
+
+
+def attention(tensors, **options):
+    q, k, v = tensors
+    return kernels.golden(q, k, v, inputs=Format.of(q.dtype), **options).to(q.dtype)
+
+
+def capped(bend, tensors):
+    """Attention whose scores are bent in another way, causal."""
+    q, k, v = (x.double() for x in tensors)
+    S = bend(q @ k.mT / 8).masked_fill(DISTANCE < 0, -math.inf)
+    return (torch.softmax(S, -1) @ v).to(tensors[0].dtype)
+
+
+def with_keys_of_zeros(count, tensors):
+    q, k, v = tensors
+    more = torch.zeros_like(k[:, :, :count])
+    return attention((q, torch.cat([k, more], 2), torch.cat([v, more], 2)))
+
+
+def near(x):
+    return pytest.approx(x, rel=5e-3)
+
+
+CAPPED = dict(causal=True, softcap=15.0)
+CAUSES = {  # a report or a kind of fault -> q, k, v; o; what is believed; the dialect
+    **{f"scale {times}": (FP32, attention(FP32, scale=times / 8), {}, dict(scale=near(times)))
+       for times in (1.05, 1.59, 4.0, 0.5)},
+    "scale, BF16, causal": (
+        BF16, attention(BF16, scale=1.59 / 8, causal=True), dict(causal=True), dict(scale=near(1.59))),
+    "head_dim 96 with the scale of 128": (
+        [x[..., :96] for x in drawn(1, 4, 64, 128)], attention([x[..., :96] for x in drawn(1, 4, 64, 128)],
+                                                             scale=128**-0.5), {}, dict(scale=near((96 / 128) ** 0.5))),
+    "flashinfer 4979: k_scale and v_scale": (
+        FP32, 2 * attention(FP32, scale=4 / 8), {}, dict(scale=near(4), factor=near(2))),
+    "tt-metal 55337: the mask scaled too": (
+        BF16, attention(BF16, mask=BIAS / 8), dict(mask=BIAS), dict(mask=near(1 / 8))),
+    "diffusers 14114: a mask's count taken as a length": (
+        BF16, attention(BF16, mask=torch.arange(256)[None] < HOLE.sum()), dict(mask=HOLE[None]),
+        dict(mask="ignored", keys=(0, int(HOLE.sum())))),
+    "vllm-ascend 15503: keys to 100 of 200": (
+        BF16, attention(BF16, mask=torch.arange(256)[None] < 100), dict(mask=torch.arange(256)[None] < 200),
+        dict(keys=(0, 100))),
+    "jax 39576: no limit to the right": (
+        BF16, attention(BF16, mask=DISTANCE <= 64), dict(window=(64, 0)), dict(window=(64, None))),
+    "pegainfer 291: a page of zeros too many": (
+        DECODED, with_keys_of_zeros(16, DECODED), {}, dict(sink=near(math.log(16)))),
+    "a mask of another entry": (
+        BATCH, attention(BATCH, mask=MASKS[:1]), dict(mask=MASKS), dict(mask="first_entry")),
+    "a softcap that nobody believes in": (STEEP, attention(STEEP, softcap=15.0), {}, dict(softcap=near(15))),
+    "tanh(x / c), not times c": (
+        STEEP, capped(lambda S: torch.tanh(S / 15), STEEP), CAPPED, dict(scale=near(1 / 15), softcap=near(1))),
+    "c tanh(x)": (STEEP, capped(lambda S: 15 * torch.tanh(S), STEEP), CAPPED, dict(scale=near(15))),
+    "another softcap": (STEEP, attention(STEEP, softcap=7.5, causal=True), CAPPED, dict(softcap=near(7.5))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_number_that_is_on_no_list_is_found(name):
+    (q, k, v), o, options, dialect = CAUSES[name]
+    found = fa_lib.explain(q, k, v, o, **options)
+    assert found.dialect == dialect and found.verdict == Verdict.BUG, f"{found}"
+
+
+def noisy(kind, seed):
+    """q, k, v and an output that no dialect makes."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    queries = 1 if kind == "decoding" else 32
+    q, k, v = (normal(1, 2, n, 64).half() for n in (queries, 40, 40))
+    S = q.double() @ k.double().mT / 8
+    o = torch.softmax(S + (0.3 if kind in ("scores", "decoding") else 0) * normal(*S.shape), -1) @ v.double()
+    if kind == "output":
+        o += 0.1 * normal(*o.shape)
+    if kind == "garbage":
+        o = 10.0 ** (seed % 4 - 1) * normal(*o.shape)
+    return q, k, v, o.half()
+
+
+@pytest.mark.parametrize("kind", ["scores", "decoding", "output", "garbage"])
+def test_noise_and_garbage_have_no_cause(kind):
+    for seed in range(4):
+        q, k, v, o = noisy(kind, seed)
+        found = fa_lib.explain(q, k, v, o)
+        named = found.dialect or found.arithmetic or found.dropout or found.where and found.where.is_known
+        assert found.verdict != Verdict.ROUNDING and not named, f"{found}"
+        with pytest.raises(AssertionError, match="no mistake and no rounding|of this size"):
+            assert_attention_close(o, q, k, v, precision="FP16")
+
+
+def test_what_does_not_hold_is_called_the_nearest():
+    """FP8 keys and values whose scales are forgotten: near to a scale and a factor, and not within BF16's rounding."""
+    q, k, v = BF16
+    low = [(x.float() / c).to(torch.float8_e4m3fn).bfloat16() for x, c in ((k, 0.25), (v, 0.5))]
+    found = fa_lib.explain(q, k, v, attention((q, *low)))
+    nearest = re.search(r"nearest that was tried is (\S+) times attention with (\S+) times its scale", f"{found}")
+    assert nearest and [float(x) for x in nearest.groups()] == pytest.approx([2, 4], rel=0.02)
+    assert found.dialect == {} and "does not hold" in f"{found}"
