@@ -26,6 +26,7 @@ from fa_lib.numerics.confidence import interval
 from fa_lib.training import campaign, spike_record
 from fa_lib.training.distances import LOW_PRECISION, MEASURES, by_measure
 from fa_lib.training.growth import geometric
+from fa_lib.training.spikes import MAIN, REPLAYS
 
 H100 = RECORDED / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
 MARK = re.compile(r"<!--(\w+)\.(\d+)-->(.*?)<!--/-->", re.DOTALL)  # a function, which of its numbers, the number
@@ -267,14 +268,16 @@ def of_an_fp32_o_in_delta():
 
 @number
 def of_spikes():
-    """Seeds in which Flash and Baseline spike, of how many; with sums of 3 bits; Baseline's spikes that exact attention
-    averts, of how many; how many seeds are planned."""
+    """Seeds in which each arm spikes, of how many; with sums of 3 bits; Baseline's spikes that each change averts, of
+    how many; the difference of Baseline's and Flash's rates in points, and its interval; the smallest p."""
     runs, replays = spike_record.recorded().values()
-    spiked = spike_record.rates(runs).set_index("arm")
+    spiked = spike_record.rates(runs).set_index("arm")["count"]
     averted = spike_record.rates(replays, "change").set_index("change")
-    numbers = [spiked.loc["flash", "count"], spiked.loc["baseline", "count"], spiked.loc["flash", "of"]]
-    numbers += [spiked.loc["sums_3", "count"], averted.loc["exact", "count"], averted.loc["exact", "of"]]
-    return [f"{x}" for x in (*numbers, spike_record.SEEDS)]
+    paired = spike_record.paired(runs).set_index("arm")
+    points = (100 * paired.loc["baseline", ["difference", "low", "high"]]).astype(float)
+    counts = [*spiked[[*MAIN]], runs.seed.nunique(), spiked.sums_3, *averted["count"][[*REPLAYS]], averted["of"].max()]
+    p = paired[["spikes_p", "rises_p"]].min()
+    return [*map(str, counts), *(f"{x:+.0f}".replace("-", "−") for x in points), *(f"{x:.2f}" for x in p)]
 
 
 def main():
