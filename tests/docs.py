@@ -33,12 +33,13 @@ SKIPPED = {  # a command, or a part of a python block -> why it does not run her
     "make test": "make test",
     "make lab": "make test-browser",
     "fa-lib check kernel examples/triton_attention.py:attention --gpu H100 --quick": LONG_GPU,
-    "fa-lib check kernel my_package/attention.py:flash --gpu H100 --quick --exit-code": LONG_GPU,
+    "fa-lib check kernel my_package.attention:flash --gpu H100 --quick --exit-code --seed 0": LONG_GPU,
     "fa-lib check kernel fa2 --gpu A100 --timeout 300": "25 minutes; " + HOURS_OF_NVCC,
     "fa-lib blame fa2 --gpu A100 -n 256": HOURS_OF_NVCC,
     "fa-lib check kernel my_package.attention:flash": GIVEN,
     "fa-lib check kernel path/to/file.py:flash": GIVEN,
-    'pip install . "fa_lib[gpu] @ git+ADDRESS-OF-THIS-REPOSITORY"': "README installs the same extra",
+    'pip install . "fa_lib[gpu] @ git+ADDRESS-OF-THIS-REPOSITORY@COMMIT"': "README installs the same extra",
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu": "another index; pip installs torch, too",
     "@parametrize_with_checks": "its kernel and its fault are the reader's; tests/attention_check/test_testing.py",
     "python3 -m benchmarks.record": GPU_NEEDED,
 }
@@ -88,6 +89,16 @@ def command(line):
     return re.sub(r"(^|\s)\s*#.*", "", line).strip()
 
 
+def runs(language, block):
+    """The lines of a sh block, or what the steps of a yaml block run: of a job, or of a whole workflow."""
+    if language == "sh":
+        return block.splitlines()
+    steps = yaml.safe_load(block)
+    if isinstance(steps, dict):
+        steps = [step for job in steps["jobs"].values() for step in job["steps"]]
+    return [step["run"] for step in steps if "run" in step]
+
+
 def script(page, home):
     """What a reader types who follows a page, for bash."""
     lines = []
@@ -102,11 +113,11 @@ def script(page, home):
             lines += [f"cat > block.py <<'PYTHON'\n{block}PYTHON"]
             lines += ["pip install pytest", "pytest block.py"] if tested else ["python block.py"]
         if language in ("sh", "yaml"):
-            runs = block.splitlines() if language == "sh" else [step["run"] for step in yaml.safe_load(block)]
-            lines += [run for run in runs if command(run) not in SKIPPED]
+            lines += [run for run in runs(language, block) if command(run) not in SKIPPED]
             if "git clone" in block:
                 lines += ['cp -r "$READER"/. .  # what the reader has']
     address = {
+        "@COMMIT": "",
         "git+ADDRESS-OF-THIS-REPOSITORY": f"file://{home}/fa-lib",
         "ADDRESS-OF-THIS-REPOSITORY": f"file://{ROOT}",
     }
@@ -119,10 +130,7 @@ def script(page, home):
 def test_what_is_left_out_is_on_a_page():
     every = [(language, block) for page in PAGES for language, block in blocks(page)]
     commands = {
-        command(line.removeprefix("- run: "))
-        for language, block in every
-        if language in ("sh", "yaml")
-        for line in block.splitlines()
+        command(line) for language, block in every if language in ("sh", "yaml") for line in runs(language, block)
     }
     programs = [block for language, block in every if language == "python"]
     assert [x for x in SKIPPED if x not in commands and not any(x in block for block in programs)] == []

@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 
+import pandas as pd
 import pytest
 
 from benchmarks.numbers import MARK, NUMBERS, differences, pages, with_numbers
@@ -57,3 +58,18 @@ def test_no_page_names_a_machine():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.ipynb")]:
         if "_build" not in path.parts:
             assert not re.findall(r"/(?:home|Users|root|work)/\w+", path.read_text()), path
+
+
+def test_the_gallerys_page_lists_each_verdict():
+    """docs/gallery/index.md: behind "passes", "*differs*" and "**fails**" stand the keys that have this verdict."""
+    table = pd.read_csv(ROOT / "data" / "results" / "14_gallery.csv").set_index("key").verdict
+    judged = table[table != "cannot_run"].to_dict()
+    page = (ROOT / "docs" / "gallery" / "index.md").read_text()
+    projects = page.split("On a CPU:")[1].split("`llama_cuda_decode`")[0]
+    listed, verdict = {}, ""
+    for word in re.findall(r"\w+", re.sub(r"\(.*?\)", "", projects, flags=re.DOTALL)):  # without links and remarks
+        if word in ("passes", "differs", "fails"):
+            verdict = word
+        elif "_" in word:
+            listed[word] = verdict
+    assert listed == judged
