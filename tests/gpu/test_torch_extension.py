@@ -85,6 +85,13 @@ def test_memory_that_nobody_wrote_is_no_output(extension):
         kernel(X, X, X)
 
 
+def test_an_inline_text_may_include_torchs_header_again():
+    cpp = "#include <torch/extension.h>\ntorch::Tensor twice(torch::Tensor x) { return x + x; }"
+    with torch_extensions("A100"):
+        extension = load_inline("of_twice", [cpp], functions=["twice"])
+    assert torch.equal(extension.twice(X), 2 * X)
+
+
 def test_what_is_not_modelled_is_named_when_it_is_loaded():
     cpp = 'extern "C" int cublasSgemm_v2(); int f() { return cublasSgemm_v2(); }'
     with torch_extensions("A100"), pytest.raises(RuntimeError, match="calls cublasSgemm_v2, which are not modelled"):

@@ -130,10 +130,14 @@ def _precompiled() -> Path:
     header = folder / "torch" / "extension.h.gch"
     with FileLock(f"{folder}.lock"):
         if not header.exists():
-            paths = [Path(path) for path in cpp_extension.include_paths()]
-            source = next(path / "torch/extension.h" for path in paths if (path / "torch/extension.h").exists())
-            system = [word for p in (*paths, sysconfig.get_paths()["include"]) for word in ("-isystem", str(p))]
-            _make(["g++", STANDARD, *HOST, *system, "-x", "c++-header", source], header)
+            plain = (
+                folder / "torch" / "extension.h"
+            )  # for files that include it twice
+            plain.parent.mkdir(parents=True, exist_ok=True)
+            plain.write_text("#pragma once\n#include_next <torch/extension.h>\n")
+            system = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+            folders = [word for path in system for word in ("-isystem", str(path))]
+            _make(["g++", STANDARD, *HOST, *folders, "-x", "c++-header", plain], header)
     return folder
 
 
