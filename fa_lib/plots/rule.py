@@ -72,8 +72,9 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
 def _worst(table, recorded):
     """Say which tensor of the kernel under the rule exceeds it most, or comes nearest, here or on a device."""
     name = next((name for name in table.kernel if name not in REFERENCE_KERNELS), table.kernel.iloc[0])
-    rows = pd.concat([table, *recorded.values()], ignore_index=True).query("kernel == @name")
+    own = [other.assign(on=f"\non {device};") for device, other in recorded.items()]
+    rows = pd.concat([table.assign(on=";"), *own], ignore_index=True).query("kernel == @name")
     worst = rows.loc[(rows.ratio / rows.tensor.map(ALLOWED)).idxmax()]
     kernel = "torch's flash kernel" if name == "flash" else f"the kernel {name!r}"
     where = f"{_SYMBOLS[worst.tensor]} of {kernel} on {worst.distribution} inputs"
-    return f"{where} has up to {worst.ratio:.1f} × Baseline's error; our rule allows {ALLOWED[worst.tensor]} ×"
+    return f"{where} has up to {worst.ratio:.1f} × Baseline's error{worst.on} our rule allows {ALLOWED[worst.tensor]} ×"

@@ -61,13 +61,14 @@ LABELS = {name: pair.label for name, pair in PAIRS.items()} | {  # of a pair of 
 }
 
 
-def study_kernels(tokens: int, flash: str = "flash", device: str = "cpu") -> str:
+def study_kernels(tokens: int, flash: str = "flash", device: str = "cpu", trained: bool = True) -> str:
     """Say which kernels the study's arms are, and how many tiles they have.
 
     Args:
-        tokens: of an image. flash, device: of the arm "flash".
+        tokens: of an image. flash, device: of the arm "flash". trained: whether the arms were trained with them.
     """
-    words = "Every step in BF16: emulated, tiles of 64 keys (32 tiles: of 8), gradients by autograd."
+    more = " (32 tiles: of 8), gradients by autograd" if trained else ""
+    words = f"Every step in BF16: emulated, tiles of 64 keys{more}."
     if (flash, device) != ("flash", "cpu"):
         return f"Flash: {flash} on {device}. {words}"
     keys = torch_cpu("BF16", tokens)["tiling"].block_kv
@@ -106,10 +107,14 @@ def inside(table: pd.DataFrame, caption: str) -> Figure:
     for ax in axes:
         ax.axhline(1, color=INK, lw=0.9)
     axes[2].annotate("as far as Baseline", (right, 1), (0, 3), textcoords="offset points", ha="right", fontsize=7)
-    mean = over.groupby("step").mean()
-    times = {label: (mean[name] / mean.ran).loc[[steps[0], steps[-1]]] for name, (label, *_) in kernels.items()}
-    words = "; ".join(f"{label} {t.iloc[0]:.1f} ×, at the end {t.iloc[1]:.1f} ×" for label, t in times.items())
-    title = f"Inside a model, Flash's error over Baseline's: {words}"
+    ends, words = over.div(over.ran, axis=0).groupby(["kind", "step"]).mean().unstack("kind"), []
+    for name, (label, *_) in kernels.items():
+        kinds = (
+            f"{kind} {ends[name, kind][steps[0]]:.1f} to {ends[name, kind][steps[-1]]:.1f}"
+            for kind in ("self", "cross")
+        )
+        words.append(f"{label}: {', '.join(kinds)}")
+    title = f"Inside a model: Flash's error / Baseline's, from the first step to the last\n{'; '.join(words)}"
     return captioned(figure, title, caption + BANDS + " Right: a point for each head and seed.")
 
 
