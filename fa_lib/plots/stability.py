@@ -27,18 +27,17 @@ def stability(runs: pd.DataFrame, replays: pd.DataFrame, caption: str) -> Figure
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7))
     (curves, by_arm), (doses, averted) = axes
     _curves(curves, runs)
-    counted = spike_record.rates(runs[runs.arm.isin(MAIN)]).set_index("arm").reindex(MAIN).reset_index()
-    _rates(by_arm, counted, [MAIN[arm].label for arm in counted.arm], [COLORS[arm] for arm in counted.arm])
+    counted = spike_record.rates(runs[runs.arm.isin(MAIN)]).set_index("arm").reindex(MAIN)
+    _rates(by_arm, counted, [each.label for each in MAIN.values()], [*COLORS.values()])
     by_arm.set(title="Runs that spike", xlabel="share of seeds (95 % interval)")
     responses = spike_record.responses(runs)
     _doses(doses, responses)
     changes = spike_record.rates(replays, "change")
     _rates(averted, changes, [REPLAYS[change].label for change in changes.change], [INK] * len(changes))
     averted.set(title="Baseline's spikes that one change averts", xlabel="share of spikes (95 % interval)")
-    of = counted.set_index("arm")
     cost = responses[(responses.kind == "sums") & (responses.bits == responses.bits.min())].excess.mean()
-    title = f"Flash spikes in {of.loc['flash', 'count']} of {of.loc['flash', 'of']} runs, Baseline in "
-    title += f"{of.loc['baseline', 'count']}; sums kept in {responses.bits.min()} bits cost {cost:.2f} nats"
+    title = f"Flash spikes in {counted.loc['flash', 'count']} of {counted.loc['flash', 'of']} runs, Baseline in "
+    title += f"{counted.loc['baseline', 'count']}; sums kept in {responses.bits.min()} bits cost {cost:.2f} nats"
     return captioned(figure, title, caption)
 
 
@@ -48,9 +47,8 @@ def _curves(ax: Axes, runs: pd.DataFrame) -> None:
     seed = int(spiked.seed.iloc[0]) if len(spiked) else int(runs.seed.iloc[0])
     for arm, one in MAIN.items():
         row = runs[(runs.arm == arm) & (runs.seed == seed)]
-        if len(row):
-            probes = np.array(row.probes.iloc[0].split(), float)
-            ax.plot(EVERY * np.arange(1, len(probes) + 1), probes, color=COLORS[arm], lw=1.2, label=one.label)
+        probes = np.array(row.probes.iloc[0].split(), float)
+        ax.plot(EVERY * np.arange(1, len(probes) + 1), probes, color=COLORS[arm], lw=1.2, label=one.label)
     ax.set(title=f"One seed, {seed}: all arms", xlabel="training step", ylabel="held-out loss (nats)", ylim=(2.7, 4.6))
     ax.legend(fontsize=7, loc="upper right")
 

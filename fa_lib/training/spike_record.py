@@ -116,7 +116,8 @@ def paired(runs: pd.DataFrame, twin: str = "flash") -> pd.DataFrame:
         one, other = (by_arm["spike"][name].gt(0) for name in (arm, twin))
         only, twin_only = int((one & ~other).sum()), int((other & ~one).sum())
         change = (by_arm["rise"][arm] - by_arm["rise"][twin]).dropna()
-        difference, half = (only - twin_only) / len(change), paired_interval(only, twin_only, len(change))
+        difference, share = (only - twin_only) / len(change), (only + twin_only) / len(change)
+        half = 1.96 * math.sqrt((share - difference**2) / len(change))
         p = [stats.binomtest(only, only + twin_only).pvalue if only + twin_only else 1.0, stats.wilcoxon(change)[1]]
         rows.append(dict(arm=arm, only=only, twin_only=twin_only, of=len(change), difference=difference,
                          low=difference - half, high=difference + half, spikes_p=p[0], rise=change.median(),
@@ -125,11 +126,6 @@ def paired(runs: pd.DataFrame, twin: str = "flash") -> pd.DataFrame:
     for name in ("spikes_p", "rises_p"):
         table[name] = holm(table[name]) if complete else np.nan
     return table
-
-
-def paired_interval(only: int, twin_only: int, pairs: int) -> float:
-    """Compute half of the 95 % interval of the difference of two rates over pairs, by the normal approximation."""
-    return 1.96 * math.sqrt(max(only + twin_only - (only - twin_only) ** 2 / pairs, 0)) / pairs
 
 
 def holm(p: pd.Series) -> pd.Series:

@@ -130,9 +130,7 @@ def _precompiled() -> Path:
     header = folder / "torch" / "extension.h.gch"
     with FileLock(f"{folder}.lock"):
         if not header.exists():
-            plain = (
-                folder / "torch" / "extension.h"
-            )  # for files that include it twice
+            plain = folder / "torch" / "extension.h"  # for files that include it twice
             plain.parent.mkdir(parents=True, exist_ok=True)
             plain.write_text("#pragma once\n#include_next <torch/extension.h>\n")
             system = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
