@@ -297,7 +297,7 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (gradient_of_203_keys_is_nan, RECTANGLE, False, "wrong_gradient", dict(tensor="dk"),
      r"dK is not attention's gradient \(.*\): not finite, limit 20%"),
     (of_another_dtype_once, RECTANGLE, False, "problem", dict(shape="113 x 203"), "At the shape 113 x 203 in "),
-    (whole_chunks_alone, {}, False, "answer", dict(asked="length_1500", note="other"), LABELS["length_1500"]),
+    (whole_chunks_alone, {}, False, "answer", dict(asked="length_1500", note="keys=(0, 1024)"), LABELS["length_1500"]),
     (low_in_fp16, {}, False, "growth", dict(fmt="FP16"), "FP16"),
     (no_fp64, {}, True, "unsupported",
      dict(asked=["FP64", "boolean_mask", "added_mask", "window", "softcap", "sinks"]), ""),
