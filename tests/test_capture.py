@@ -189,15 +189,14 @@ def test_eager_and_compiled_models_are_told():
 def test_the_report_on_a_capture_judges_what_ran_and_says_where_it_was(tmp_path):
     path = tmp_path / "worst.safetensors"
     q, k, v = (x.to(BITS) for x in draw("normal", 0, (1, 2, 40, 16)))
-    wrong = kernels.flash(q, k, v)
-    wrong[:, 1] *= 1.2
+    wrong = 1.2 * kernels.flash(q, k, v)
     for o, verdict in ((kernels.flash(q, k, v), "passes"), (wrong, "fails")):
         with Probe(save=path) as probe:
             probe(q, k, v, o, dict(model="Own", step=7, layer="blocks.3", call=0))
         report = captured_reports.check_tensors(path, out=tmp_path)
         told = judgement_text(report.judgement)
         assert report.judgement.verdict == verdict
-        cause = "" if verdict == "passes" else ": 1.2 times attention's output has its very error"
+        cause = "" if verdict == "passes" else ": 1.2 times attention has its very error"
         assert told.startswith(f"The kernel that ran {verdict} on these tensors{cause}.")
         assert "captured at step 7, layer blocks.3 of Own" in told
         assert report.record["parameters"]["layer"] == "blocks.3" and "blocks.3" in report.page.read_text()
