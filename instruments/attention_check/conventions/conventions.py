@@ -276,4 +276,4 @@ def _written(number):
 
 def is_of_keys(text: str) -> bool:
     """Whether a text is what `of_keys` takes."""
-    return all(key in BY_KEY or key.partition("=")[0] in ASPECTS for key in text.split("+"))
+    return all(key in BY_KEY or "=" in key and key.partition("=")[0] in ASPECTS for key in text.split("+"))
