@@ -19,6 +19,7 @@ from ptx_machine.extension.runtime import Runtime, Unlaunched
 from ptx_machine.nvcc import toolkit
 
 __all__ = ["Unlaunched", "torch_extensions"]
+_RUNTIMES: list[Runtime] = []  # libraries that are loaded stay so, and ask these
 
 
 @contextmanager
@@ -53,9 +54,9 @@ def loaded(extension: Sources, gpu: GPU, is_python_module: bool = True) -> Any:
     _guard_devices()
     library = compiled(extension, gpu.capability)
     runtime = Runtime(library, gpu)
+    _RUNTIMES.append(runtime)
     module = cpp_extension._import_module_from_library(library.stem, str(library.parent), is_python_module)
     if is_python_module:
-        module.__runtime__ = runtime  # as long as the module lives
         for name, fn in [*vars(module).items()]:
             if callable(fn) and not name.startswith("__") and not isinstance(fn, type):
                 setattr(module, name, runtime.checked(given_tensors(fn)))

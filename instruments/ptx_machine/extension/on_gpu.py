@@ -54,7 +54,7 @@ def spans() -> Iterator[Span]:
         if storage.expired():
             del _STORAGES[base]
         elif size:
-            data = np.frombuffer((ctypes.c_uint8 * size).from_address(base), np.uint8)
+            data = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
             yield Span(base, data, f"a tensor of {size:,} bytes")
 
 
