@@ -237,7 +237,7 @@ class Kernel:
         if len(arguments) != len(parameters):
             accepted = f"the {len(parameters)} that {self.entry.name} takes"
             raise ValueError(f"arguments: got {len(arguments)}; accepted are {accepted}")
-        data = np.zeros(max((p.offset + p.size for p in parameters), default=0), np.uint8)
+        data = np.zeros(self.entry.parameter_bytes, np.uint8)
         storages: dict[int, Span] = {}
         for index, (parameter, value) in enumerate(zip(parameters, arguments)):
             place = data[parameter.offset : parameter.offset + parameter.size]

@@ -169,6 +169,11 @@ class Entry:
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     most: tuple[int, ...] | None = None
 
+    @property
+    def parameter_bytes(self) -> int:
+        """The size of all parameters."""
+        return max((each.offset + each.size for each in self.parameters), default=0)
+
 
 @dataclass(frozen=True)
 class Module:

@@ -54,10 +54,8 @@ class Sample:
         rows = reader.rows(self.base)
         golden = attend(rows)
         blind = ~rows.seen & rows.o.isfinite().all(-1, keepdim=True)
-        if (
-            believed is not None and blind.shape == believed.shape
-        ):  # attention is 0 there; o must be where a value is due
-            blind = blind & believed
+        if believed is not None and blind.shape == believed.shape:
+            blind = blind & believed  # attention is 0 there; o must be where a value is due
         counted = FiniteMask.of(rows, golden).counted[..., None] | blind
         if counted.double().mean() < COUNTED:
             raise Unfit("most rows see no key")

@@ -7,6 +7,11 @@ from attention_check.conventions.attention import Rows, attend, weights
 from attention_check.conventions.search import FiniteMask
 
 TINY = 1e-300
+KEPT = 0.05  # of a weight: so near to 0, or to the one size that kept weights have, it is dropped, or kept
+LARGE = 0.1  # of a row's largest weight: smaller ones drown in the output's rounding
+ALONG = 0.1  # of the output, that an error has along it, at most: noise has no direction
+ALIKE = 0.25  # of the mean over heads, that a head's error may be off: about a standard error for 32 independent values
+MOST_ODDS = 20.0  # with more, there is nothing of the output left
 
 
 def solved(rows: Rows) -> Tensor | None:
@@ -16,10 +21,6 @@ def solved(rows: Rows) -> Tensor | None:
     if v.shape[2] > v.shape[3] or (torch.linalg.matrix_rank(v) < v.shape[2]).any():
         return None
     return rows.o @ torch.linalg.pinv(v)
-
-
-KEPT = 0.05  # of a weight: so near to 0, or to the one size that kept weights have, it is dropped, or kept
-LARGE = 0.1  # of a row's largest weight: smaller ones drown in the output's rounding
 
 
 def dropped(rows: Rows) -> float | None:
@@ -35,11 +36,6 @@ def dropped(rows: Rows) -> float | None:
     if not 0 < share < 1 or ((kept / kept.median() - 1).abs() > KEPT).any():
         return None
     return 1 - 1 / kept.median().item()
-
-
-ALONG = 0.1  # of the output, that an error has along it, at most: noise has no direction
-ALIKE = 0.25  # of the mean over heads, that a head's error may be off: about a standard error for 32 independent values
-MOST_ODDS = 20.0  # with more, there is nothing of the output left
 
 
 def noise(rows: Rows) -> float | None:

@@ -87,7 +87,6 @@ class Runtime:
     def __init__(self, path: Path, gpu: GPU):
         self._library = ctypes.CDLL(str(path))
         self._library.ptx_machine_image.restype = ctypes.c_void_p
-        self._library.ptx_machine_unseen.restype = ctypes.c_char_p
         self._failed: BaseException | None = None
         self._refused = ""
         self._answers = _Answers(
@@ -136,8 +135,7 @@ class Runtime:
                     f"{limit:,}{more}"
                 )
                 return INVALID_VALUE
-            parameters = kernel.entry.parameters
-            data = np.zeros(max((p.offset + p.size for p in parameters), default=0), np.uint8)
+            parameters, data = kernel.entry.parameters, np.zeros(kernel.entry.parameter_bytes, np.uint8)
             for parameter, address in zip(parameters, arguments[: len(parameters)]):
                 value = ctypes.string_at(address, parameter.size)
                 data[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(value, np.uint8)
