@@ -17,7 +17,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP64
 from fa_lib.numerics.metrics import deviation
-from fa_lib.theory import drift, recurrence, worst_inputs
+from fa_lib.theory import drift, recurrence, rounding_counts, worst_inputs
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.law import VALUES_OF
 from fa_lib.theory.rounding_counts import BACK
@@ -217,3 +217,20 @@ def test_the_search_for_the_worst_takes_the_tile_after_which_the_kernel_is_furth
         sides.append(x[..., :1])
     errors = [worst_inputs._error(kernel, x, BF16, 64).abs().item() for x in sides]
     assert np.array_equal(found, sides[int(np.argmax(errors))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mean, holds", [(0.45, True), (0.5, False), (0.52, False), (0.75, True), (0.9, True)])
+def test_the_law_follows_fa1_but_where_o_lies_just_above_a_power_of_two(mean, holds, monkeypatch):
+    """docs/law/theory.md: FA1 in BF16, 128 and 256 tiles of 64 keys, for several means of V."""
+    monkeypatch.setitem(rounding_counts.VALUES, "one_sign", replace(rounding_counts.VALUES["one_sign"], mean=mean))
+    most, ratios = recurrence.drawn("one_sign", 256, 2048), []
+    for tiles in (128, 256):
+        drift.of_output.cache_clear()
+        of = most.first(tiles)
+        of = replace(of, O=of.O * 2 * mean)
+        error = recurrence.carried(of, only_sums(BF16), "fa1") - of.golden
+        simulated = (error.square().mean() / of.golden.square().mean()).sqrt().item()
+        ratios.append(theory.expected(only_sums(BF16), tiles=tiles) / simulated)
+    drift.of_output.cache_clear()
+    assert all(0.9 < ratio < 1.1 for ratio in ratios) == holds
