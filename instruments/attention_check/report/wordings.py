@@ -272,11 +272,11 @@ def _bound(f, at):
     if f.severity == Severity.PASSES:
         text = f"Every output of {kernel} is within its own bound, which is derived for these inputs"
         text += f"; it is nearest{inputs}" if inputs else ""
-        return Sentence(text, f"{as_times(f.number)} of it", "1")
+        return Sentence(text, f"{as_times(f.number)} × its bound", "1")
     rows = f"{at['rows']:,} of {at['of']:,} rows{f', furthest{inputs}' if inputs else ''}"
     text = f"Outputs of {kernel} are beyond their own bound in {rows}; {has_this_error(at)}"
     more = "The bound is that of a kernel which rounds P and the output to the inputs' format, and all else to FP32."
-    return Sentence(text, f"{as_times(f.number, f.limit)} of it", "1", more)
+    return Sentence(text, f"{as_times(f.number, f.limit)} × its bound", "1", more)
 
 
 def _carry(findings):
@@ -465,11 +465,11 @@ def _relation(f, at):
     if at["outcome"] == CONVENTION:
         return Sentence(f"{says}: here it is {at['problem']}, which is a convention ({where})")
     if f.number is None:
-        return Sentence(f"{says}: not here, where it gives NaN ({where})")
+        return Sentence(f'Broken, it gives NaN: "{says}" ({where})')
     if at["outcome"] == ROUNDING:
         return Sentence(f"{says}: to rounding, not bit for bit ({where})", f"{f.number:.2g} apart")
     because = f", {at['problem']}" if at["problem"] else ""
-    return Sentence(f"{says}: not here{because} ({where})", *_either_side(f.number, f.limit, relation.unit))
+    return Sentence(f'Broken{because}: "{says}" ({where})', *_either_side(f.number, f.limit, relation.unit))
 
 
 def _either_side(number, limit, unit):
