@@ -58,6 +58,7 @@ class Block:
         living: number of threads that have not ended.
         tensor_columns: columns of tensor memory that were given to it.
         memory: the memory that they see.
+        unwritten: line of a source, or instruction -> its first read of memory that nobody has written, if that is watched.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Block:
         self.threads = self._living = int(np.prod(size))
         self.barriers: dict[int, Barrier] = {}
         self.tensor_columns = 0
+        self.unwritten: dict[object, Fault] = {}
 
     @cached_property
     def warps(self) -> list[Warp]:

@@ -165,5 +165,9 @@ class Warp:
             jumped = code.steps[at](self, mask)
         except BadAccess as bad:
             raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
+        for lane, place in block.memory.unwritten:
+            line = code.instructions[at].source or at
+            block.unwritten.setdefault(line, block.fault(place, code.instructions[at], self, lane))
+        block.memory.unwritten.clear()
         if not jumped:
             self.at[mask] += 1  # an array that compiled code sees, so in place

@@ -85,6 +85,17 @@ def test_memory_that_nobody_wrote_is_no_output(extension):
         kernel(X, X, X)
 
 
+@pytest.mark.parametrize("with_malloc", [False, True])
+def test_a_read_of_memory_that_nobody_wrote_names_the_line(extension, with_malloc):
+    def reads(least):
+        return on.kernel(lambda q, k, v: extension.half_written(q, least, with_malloc), "A100")(X, X, X)
+
+    memory = r"cudaMalloc\(400\)" if with_malloc else "a tensor of 400 bytes"
+    with pytest.raises(Unwritten, match=rf"50 of 100 elements, \(50,\).*kernels\.cu, line 25.*200 bytes into {memory}"):
+        reads(-1.0)
+    assert (reads(0.0)[50:] == 0).all()  # it reads that memory, and nothing depends on it
+
+
 def test_an_inline_text_may_include_torchs_header_again():
     cpp = "#include <torch/extension.h>\ntorch::Tensor twice(torch::Tensor x) { return x + x; }"
     with torch_extensions("A100"):

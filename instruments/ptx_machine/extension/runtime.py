@@ -12,7 +12,7 @@ from ptx_machine.device import GPU
 from ptx_machine.extension.on_gpu import spans
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN
 from ptx_machine.launch import STATIC, Kernel, Refused
-from ptx_machine.memory import NANS, Fault, Span
+from ptx_machine.memory import Fault, Span
 from ptx_machine.occupancy import occupancy
 from ptx_machine.ptx import parse
 
@@ -139,7 +139,7 @@ class Runtime:
             for parameter, address in zip(parameters, arguments[: len(parameters)]):
                 value = ctypes.string_at(address, parameter.size)
                 data[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(value, np.uint8)
-            allocated = [Span(at, block, f"cudaMalloc({block.size})") for at, block in _BLOCKS.items()]
+            allocated = [Span(at, block, f"cudaMalloc({block.size})", True) for at, block in _BLOCKS.items()]
             kernel.launch(grid, block, shared, data, [*spans(), *allocated], unwritten=UNWRITTEN.get())
             return SUCCESS
         except Refused as error:
@@ -163,7 +163,7 @@ class Runtime:
 
 
 def _allocate(size: int) -> int:
-    data = np.full(size + ALIGNMENT, NANS, np.uint8)
+    data = np.full(size + ALIGNMENT, UNWRITTEN.get(), np.uint8)
     data = data[-data.ctypes.data % ALIGNMENT :][:size]
     _BLOCKS[data.ctypes.data] = data
     return data.ctypes.data
