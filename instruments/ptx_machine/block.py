@@ -58,7 +58,8 @@ class Block:
         living: number of threads that have not ended.
         tensor_columns: columns of tensor memory that were given to it.
         memory: the memory that they see.
-        unwritten: line of a source, or instruction -> its first read of memory that nobody has written, if that is watched.
+        unwritten: place in a source, or instruction -> its first read of memory that nobody has written, where reads
+            are watched.
     """
 
     def __init__(
@@ -186,7 +187,8 @@ class Block:
         thread = WARP * warp.index + lane
         x, y, _ = self.size
         where = f"line {instruction.line} of its PTX"
-        if instruction.source is not None:
-            where = f"{instruction.source[0]}, line {instruction.source[1]} ({where})"
+        if instruction.frames:
+            file, line = instruction.frames[0]
+            where = f"{file}, line {line} ({where})"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
         return Fault(f"{self.code.name}: {where}: {instruction}: {thread_name}: {reason}")

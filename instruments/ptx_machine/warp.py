@@ -166,7 +166,7 @@ class Warp:
         except BadAccess as bad:
             raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
         for lane, place in block.memory.unwritten:
-            line = code.instructions[at].source or at
+            line = code.instructions[at].frames or at
             block.unwritten.setdefault(line, block.fault(place, code.instructions[at], self, lane))
         block.memory.unwritten.clear()
         if not jumped:

@@ -117,7 +117,7 @@ def place_of(b: Builder, start: ir.Value, listed: ir.Value, lane: ir.Value | int
 
 
 def inside(e: Emitter, low: ir.Value, end: ir.Value) -> ir.Value:
-    """Return NOT_DONE from the function unless one span contains all bytes from low to end; emit whether it is fresh."""
+    """Return NOT_DONE from the function unless one span has all bytes from low to end; emit whether it is fresh."""
     b = e.b
     spans, count = e.of(Memory.SPANS, POINTER), e.of(Memory.SPAN_COUNT)
     before = b.block
