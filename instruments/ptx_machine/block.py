@@ -82,6 +82,11 @@ class Block:
     def living(self) -> int:
         return self._living if self.compiled is None else int(self.compiled.alive.sum())
 
+    @property
+    def executed(self) -> int:
+        """The instructions that its warps have executed, while it runs."""
+        return self.steps + (self.compiled.steps if self.compiled is not None else 0)
+
     @cached_property
     def tensor_memory(self) -> np.ndarray:
         """Blackwell's memory of results, uint32 (128, 512); NaN before it is written."""

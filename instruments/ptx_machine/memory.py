@@ -30,6 +30,12 @@ class Unwritten(Fault):
     malformed = True  # a judge takes it for an answer that is wrong, as NaN is, and not for a refusal
 
 
+class Endless(Fault):
+    """A kernel does not end: it executes more instructions than any that does."""
+
+    malformed = True
+
+
 class BadAccess(Exception):
     """A forbidden access of one lane; `Block` turns it into a Fault that says where."""
 

@@ -1,5 +1,6 @@
 """Extensions of a setup.py: a module that only its build would make is compiled when it is imported."""
 
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ from torch.utils import cpp_extension
 from ptx_machine.device import GPU
 from ptx_machine.extension.compiling import Sources
 from ptx_machine.fake_cuda import fake_cuda
+from ptx_machine.nvcc import toolkit
 
+FUNCTIONS = "CUDAExtension", "CppExtension"
 ABOVE = 2  # folders above one of sys.path, or a package's, that may hold its setup.py
 
 
@@ -29,16 +32,22 @@ class Finder(MetaPathFinder):
 
     def __init__(self, gpu: GPU, load: Callable[[Sources], ModuleType]):
         self.gpu, self.load = gpu, load
+        self._built: dict[Path, dict[str, Sources]] = {}  # setup.py -> its extensions, by name
 
     def find_spec(self, fullname, path=None, target=None):
         for folder in dict.fromkeys(Path(each).resolve() for each in path or sys.path):
             for at in (folder, *folder.parents[:ABOVE]):
-                text = at / "setup.py"
-                if text.is_file() and fullname.rpartition(".")[2] in text.read_text(errors="replace"):
-                    for sources in extensions(text, self.gpu):
-                        if sources.name == fullname:
-                            return spec_from_loader(fullname, _Loaded(self.load, sources))
+                sources = self._of(at / "setup.py").get(fullname)
+                if sources is not None:
+                    return spec_from_loader(fullname, _Loaded(self.load, sources))
         return None
+
+    def _of(self, setup):
+        if setup not in self._built:
+            self._built[setup] = {}  # of what it imports itself, it builds none
+            if setup.is_file() and any(word in setup.read_text(errors="replace") for word in FUNCTIONS):
+                self._built[setup] = {each.name: each for each in extensions(setup, self.gpu)}
+        return self._built[setup]
 
 
 class _Loaded(Loader):
@@ -53,13 +62,21 @@ class _Loaded(Loader):
 
 
 def extensions(setup: Path, gpu: GPU) -> Iterator[Sources]:
-    """Run a setup.py, which builds nothing then, and yield the extensions that it would build."""
+    """Run a setup.py, which builds nothing then, and yield the extensions that it would build.
+
+    Raises:
+        ImportError: it fails.
+    """
     found, folder = [], setup.parent
     with (
         fake_cuda(gpu), chdir(folder), mock.patch.object(sys, "argv", [str(setup), "build_ext"]),
         mock.patch.object(setuptools, "setup", lambda **options: found.extend(options.get("ext_modules") or ())),
+        mock.patch.dict(os.environ, PATH=f"{toolkit() / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"),
     ):  # fmt: skip
-        runpy.run_path(str(setup), run_name="__main__")
+        try:
+            runpy.run_path(str(setup), run_name="__main__")
+        except (Exception, SystemExit) as error:
+            raise ImportError(f"{setup}, which may build it, fails: {error!r}") from error
     known = cpp_extension.include_paths("cuda")  # CUDAExtension adds them
     for each in found:
         flags = each.extra_compile_args
