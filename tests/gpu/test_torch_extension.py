@@ -1,6 +1,7 @@
 """Torch's CUDA extensions on the machine: what an extension calls, and what a GPU would refuse."""
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,19 @@ def test_a_module_of_a_setup_py_has_operators_and_gradients(minimal):
     torch.testing.assert_close(got.double(), o, rtol=1e-5, atol=1e-6)
     for x, exact in zip(own, (q, k, v)):
         torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=2e-6)
+
+
+def test_a_setup_py_that_fails_says_why(tmp_path, monkeypatch):
+    (tmp_path / "setup.py").write_text(
+        "from torch.utils.cpp_extension import CUDAExtension\nraise SystemExit('no GPU')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with torch_extensions("A100"):
+        for _ in range(2):
+            with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'; .*setup.py.*SystemExit.'no'"):
+                import_module("nowhere")
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'nowhere'$"):
+        import_module("nowhere")
 
 
 def test_an_operator_whose_sums_begin_with_unwritten_memory_names_the_line(minimal):

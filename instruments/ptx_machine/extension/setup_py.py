@@ -24,7 +24,8 @@ ABOVE = 2  # folders above one of sys.path, or a package's, that may hold its se
 
 
 class Finder(MetaPathFinder):
-    """Finds modules that no other finder does in the setup.py beside or above the code that imports them.
+    """Finds modules that no other finder does in the setup.py beside or above the code that imports them. Where that
+    fails, so does the import: ModuleNotFoundError, with the reason.
 
     Args:
         gpu: what a setup.py is told of the device. load: compiles and imports an extension.
@@ -32,21 +33,28 @@ class Finder(MetaPathFinder):
 
     def __init__(self, gpu: GPU, load: Callable[[Sources], ModuleType]):
         self.gpu, self.load = gpu, load
-        self._built: dict[Path, dict[str, Sources]] = {}  # setup.py -> its extensions, by name
+        self._built: dict[
+            Path, dict[str, Sources] | str
+        ] = {}  # setup.py -> extensions, or why there are none
 
     def find_spec(self, fullname, path=None, target=None):
         for folder in dict.fromkeys(Path(each).resolve() for each in path or sys.path):
             for at in (folder, *folder.parents[:ABOVE]):
-                sources = self._of(at / "setup.py").get(fullname)
-                if sources is not None:
-                    return spec_from_loader(fullname, _Loaded(self.load, sources))
+                found = self._of(at / "setup.py")
+                if isinstance(found, str):
+                    raise ModuleNotFoundError(f"No module named {fullname!r}; {found}", name=fullname)
+                if fullname in found:
+                    return spec_from_loader(fullname, _Loaded(self.load, found[fullname]))
         return None
 
     def _of(self, setup):
         if setup not in self._built:
             self._built[setup] = {}  # of what it imports itself, it builds none
             if setup.is_file() and any(word in setup.read_text(errors="replace") for word in FUNCTIONS):
-                self._built[setup] = {each.name: each for each in extensions(setup, self.gpu)}
+                try:
+                    self._built[setup] = {each.name: each for each in extensions(setup, self.gpu)}
+                except (Exception, SystemExit) as error:  # it is a stranger's
+                    self._built[setup] = f"{setup}, which may build it, fails: {error!r}"
         return self._built[setup]
 
 
@@ -62,21 +70,14 @@ class _Loaded(Loader):
 
 
 def extensions(setup: Path, gpu: GPU) -> Iterator[Sources]:
-    """Run a setup.py, which builds nothing then, and yield the extensions that it would build.
-
-    Raises:
-        ImportError: it fails.
-    """
+    """Run a setup.py, which builds nothing then, and yield the extensions that it would build."""
     found, folder = [], setup.parent
     with (
         fake_cuda(gpu), chdir(folder), mock.patch.object(sys, "argv", [str(setup), "build_ext"]),
         mock.patch.object(setuptools, "setup", lambda **options: found.extend(options.get("ext_modules") or ())),
         mock.patch.dict(os.environ, PATH=f"{toolkit() / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"),
     ):  # fmt: skip
-        try:
-            runpy.run_path(str(setup), run_name="__main__")
-        except (Exception, SystemExit) as error:
-            raise ImportError(f"{setup}, which may build it, fails: {error!r}") from error
+        runpy.run_path(str(setup), run_name="__main__")
     known = cpp_extension.include_paths("cuda")  # CUDAExtension adds them
     for each in found:
         flags = each.extra_compile_args
