@@ -34,10 +34,7 @@ EMPTY = {  # functions whose result is memory that nobody has written
     torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty,
     Tensor.new_empty_strided,
 }  # fmt: skip
-EMPTY_OPERATORS = {  # the same, as C++ asks for them
-    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted,
-    torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided,
-}  # fmt: skip
+EMPTY_OPERATORS = {getattr(torch.ops.aten, fn.__name__) for fn in EMPTY}  # the same, as C++ asks for them
 
 
 class FakeCudaMode(TorchFunctionMode):

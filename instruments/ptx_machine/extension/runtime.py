@@ -17,10 +17,8 @@ from ptx_machine.occupancy import occupancy
 from ptx_machine.ptx import parse
 
 SUCCESS, INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE = 0, 1, 9, 719  # cudaError_t
-PTX, ALIGNMENT = (
-    1,
-    256,
-)  # the kind of a fat binary's entries that are PTX; what addresses of cudaMalloc are multiples of
+PTX = 1  # the kind of a fat binary's entries that are PTX
+ALIGNMENT = 256  # of addresses of cudaMalloc
 LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_void_p),
     ctypes.c_size_t, ctypes.c_size_t,

@@ -33,9 +33,7 @@ class Finder(MetaPathFinder):
 
     def __init__(self, gpu: GPU, load: Callable[[Sources], ModuleType]):
         self.gpu, self.load = gpu, load
-        self._built: dict[
-            Path, dict[str, Sources] | str
-        ] = {}  # setup.py -> extensions, or why there are none
+        self._built: dict[Path, dict[str, Sources] | str] = {}  # setup.py -> extensions, or why there are none
 
     def find_spec(self, fullname, path=None, target=None):
         for folder in dict.fromkeys(Path(each).resolve() for each in path or sys.path):
