@@ -189,7 +189,7 @@ def test_a_setup_py_that_fails_says_why(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with torch_extensions("A100"):
         for _ in range(2):
-            with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'; .*setup.py.*SystemExit.'no'"):
+            with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'; .*setup.py.*SystemExit"):
                 import_module("nowhere")
     with pytest.raises(ModuleNotFoundError, match="^No module named 'nowhere'$"):
         import_module("nowhere")
