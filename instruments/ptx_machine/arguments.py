@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptx_machine.fake_cuda import is_fresh
 from ptx_machine.memory import Span
 from ptx_machine.syntax import Parameter
 
@@ -39,7 +40,7 @@ def _pointer(tensor: Tensor, name: str, storages: dict[int, Span]) -> int:
         start = storage.data_ptr()
         if storage.nbytes():
             data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            storages.setdefault(start, Span(start, data, name))
+            storages.setdefault(start, Span(start, data, name, is_fresh(start)))
         return tensor.data_ptr()
 
 

@@ -58,6 +58,8 @@ class Block:
         living: number of threads that have not ended.
         tensor_columns: columns of tensor memory that were given to it.
         memory: the memory that they see.
+        unwritten: place in a source, or instruction -> its first read of memory that nobody has written, where reads
+            are watched.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Block:
         self.threads = self._living = int(np.prod(size))
         self.barriers: dict[int, Barrier] = {}
         self.tensor_columns = 0
+        self.unwritten: dict[object, Fault] = {}
 
     @cached_property
     def warps(self) -> list[Warp]:
@@ -78,6 +81,11 @@ class Block:
     @property
     def living(self) -> int:
         return self._living if self.compiled is None else int(self.compiled.alive.sum())
+
+    @property
+    def executed(self) -> int:
+        """The instructions that its warps have executed, while it runs."""
+        return self.steps + (self.compiled.steps if self.compiled is not None else 0)
 
     @cached_property
     def tensor_memory(self) -> np.ndarray:
@@ -184,7 +192,8 @@ class Block:
         thread = WARP * warp.index + lane
         x, y, _ = self.size
         where = f"line {instruction.line} of its PTX"
-        if instruction.source is not None:
-            where = f"{instruction.source[0]}, line {instruction.source[1]} ({where})"
+        if instruction.frames:
+            file, line = instruction.frames[0]
+            where = f"{file}, line {line} ({where})"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
         return Fault(f"{self.code.name}: {where}: {instruction}: {thread_name}: {reason}")

@@ -21,6 +21,7 @@ from ptx_machine.syntax import (
     parts,
 )
 from ptx_machine.tokens import INLINED, Tokens
+from ptx_machine.wmma import lowered
 
 SPECIAL = re.compile(r"%(n?tid|n?ctaid|laneid|n?warpid|n?smid|gridid|clock|lanemask_|globaltimer|envreg|pm|dynamic|"
                      r"total_smem|aggr_smem|cluster|is_explicit|reserved)")  # fmt: skip
@@ -89,7 +90,7 @@ class Body:
             elif tokens.second == ":" and not word.startswith("@"):
                 self.label()
             else:
-                self.instructions.append(self.instruction())
+                self.instructions.extend(lowered(self.instruction()))
         self.aim()
 
     def aim(self) -> None:

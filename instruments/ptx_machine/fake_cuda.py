@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from ptx_machine.device import GPU
@@ -20,6 +21,8 @@ from ptx_machine.memory import NANS
 
 FAKED_GPU: ContextVar[GPU | None] = ContextVar("fake_cuda", default=None)  # the GPU inside `fake_cuda`
 UNWRITTEN: ContextVar[int] = ContextVar("unwritten", default=NANS)  # of the bytes that nobody has written
+UNWRITTEN_READS: ContextVar[dict[tuple, str] | None] = ContextVar("unwritten_reads", default=None)
+# kernel and line that read them -> where, if somebody wants to know
 DEVICE = torch.device("cuda", 0)
 ANSWERS = {  # of tensors; their getters are no functions that torch lists
     Tensor.is_cuda.__get__: lambda x: True,  # pyright: ignore[reportAttributeAccessIssue]
@@ -31,10 +34,7 @@ EMPTY = {  # functions whose result is memory that nobody has written
     torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty,
     Tensor.new_empty_strided,
 }  # fmt: skip
-EMPTY_OPERATORS = {  # the same, as C++ asks for them
-    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted,
-    torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided,
-}  # fmt: skip
+EMPTY_OPERATORS = {getattr(torch.ops.aten, fn.__name__) for fn in EMPTY}  # the same, as C++ asks for them
 
 
 class FakeCudaMode(TorchFunctionMode):
@@ -49,10 +49,22 @@ class FakeCudaMode(TorchFunctionMode):
         return result
 
 
+_FRESH: dict[int, StorageWeakRef] = {}  # address -> storage that was left unwritten
+
+
 def leave_unwritten(x: Tensor, value: int) -> None:
     """Fill the bytes of a new tensor with the value that stands for unwritten memory."""
     if x.dtype != torch.bool:  # True has one pattern of bits
-        torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).fill_(value)
+        storage = x.untyped_storage()
+        torch.empty(0, dtype=torch.uint8).set_(storage).fill_(value)
+        _FRESH[storage.data_ptr()] = StorageWeakRef(storage)
+
+
+def is_fresh(base: int) -> bool:
+    """Whether the storage at an address was left unwritten when it was made."""
+    if base in _FRESH and _FRESH[base].expired():
+        del _FRESH[base]
+    return base in _FRESH
 
 
 def _on_cpu(value: Any) -> Any:

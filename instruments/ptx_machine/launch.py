@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ptx_machine.arguments import Structure, as_bytes, fill
 from ptx_machine.block import Block
 from ptx_machine.device import GPU
-from ptx_machine.fake_cuda import FAKED_GPU
+from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS
 from ptx_machine.lanes import WARP
 from ptx_machine.memory import Global, Shared, Span, View
 from ptx_machine.native.compiled import Native, Warps
@@ -186,7 +186,8 @@ class Kernel:
             raise ValueError(f"gpu: got a kernel for {self.gpu.name} on {gpu.name}; accepted is Kernel without a gpu")
         code, names, native = self._machine(gpu)
         grid, size, room = self._sizes(grid, block, shared, code.dynamic, gpu)
-        outer, constants = Global([*spans, *self._spans]), Global(self._spans)
+        unwritten_reads = UNWRITTEN_READS.get()
+        outer, constants = Global([*spans, *self._spans], unwritten_reads is not None), Global(self._spans)
 
         observer = OBSERVER.get()
         code = code if observer is None else observer(code, names, gpu)
@@ -198,6 +199,9 @@ class Kernel:
             block_run = Block(code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 block_run.run()
+            if unwritten_reads is not None:
+                for line, read in block_run.unwritten.items():
+                    unwritten_reads.setdefault((self.entry.name, line), str(read))
             return block_run.steps
 
         if blocks is None:

@@ -17,6 +17,7 @@ from ptx_machine.lanes import WARP, Lanes
 NANS = 0xFF  # for unwritten bytes of shared memory, where reading them is allowed: all bits set are NaN in any float
 SHARED, LOCAL, PARAMETERS = 1 << 60, 1 << 61, 1 << 62  # where the windows of generic addresses begin
 WINDOW = 1 << 32  # their size
+WORD = 4  # bytes that are looked at together, to tell whether somebody wrote them
 
 
 class Fault(RuntimeError):
@@ -27,6 +28,12 @@ class Unwritten(Fault):
     """A result depends on memory of torch.empty that nobody wrote."""
 
     malformed = True  # a judge takes it for an answer that is wrong, as NaN is, and not for a refusal
+
+
+class Endless(Fault):
+    """A kernel does not end: it executes more instructions than any that does."""
+
+    malformed = True
 
 
 class BadAccess(Exception):
@@ -45,11 +52,13 @@ class Span:
         base: address of the first byte.
         data: uint8 (size,).
         name: of the argument or variable that they belong to.
+        fresh: whether there may be bytes that nobody has written: they are NANS.
     """
 
     base: int
     data: np.ndarray
     name: str
+    fresh: bool = False
 
     @property
     def end(self) -> int:
@@ -58,19 +67,20 @@ class Span:
 
 
 class Global:
-    """The global memory that a launch may read and write: spans that do not overlap.
+    """The global memory that a launch may read and write: spans that do not overlap. watched: whether reads of bytes
+    that nobody has written are noticed.
 
     Raises:
         ValueError: two spans overlap.
     """
 
-    def __init__(self, spans: list[Span]):
+    def __init__(self, spans: list[Span], watched: bool = False):
         self.spans = sorted((span for span in spans if span.data.size), key=lambda span: span.base)
         for first, second in pairwise(self.spans):
             if first.end > second.base:
                 raise ValueError(f"{first.name} and {second.name}: got memory that overlaps; accepted is one storage")
         self.bases = np.array([span.base for span in self.spans], np.uint64)
-        self.edges = np.array([edge for span in self.spans for edge in (span.base, span.end)], np.uint64)
+        self.edges = np.array([(span.base, span.end, watched and span.fresh) for span in self.spans], np.uint64)
 
     def of(self, addresses: Lanes, size: int, mask: Lanes) -> list[tuple[Span, Lanes]]:
         """Find the spans of accesses.
@@ -188,10 +198,11 @@ def check_aligned(addresses: Lanes, size: int, mask: Lanes) -> None:
 
 class View:
     """The memory of one block, for loads and stores of a warp. In its methods `local` is uint8 (32, size), of the
-    warp."""
+    warp. unwritten: the lane and the place of reads of global memory that nobody has written, if they are watched."""
 
     def __init__(self, outer: Global, shared: Shared, parameters: np.ndarray, constants: Global):
         self.outer, self.shared, self.parameters, self.constants = outer, shared, parameters, constants
+        self.unwritten: list[tuple[int, str]] = []
 
     def load(self, space: str, addresses: Lanes, size: int, mask: Lanes, local: np.ndarray) -> np.ndarray:
         """Load `size` bytes at addresses, uint64 (32,), of a space: uint8 (32, size), zeros where mask (32,) is False.
@@ -200,10 +211,19 @@ class View:
             BadAccess: a lane may not read there.
         """
         out = np.zeros((WARP, size), np.uint8)
-        for where, at, lanes, shared in self._places(space, addresses, size, mask, local):
+        for where, at, lanes, memory in self._places(space, addresses, size, mask, local):
             out[lanes] = where(at[lanes], None)
-            if shared is not None:
-                shared.reads(at[lanes], size, lanes)
+            if isinstance(memory, Shared):
+                memory.reads(at[lanes], size, lanes)
+            elif memory is not None and memory.fresh and self.outer.edges[:, 2].any():
+                words = out.view(f"u{min(size, WORD)}")
+                seen = lanes & (words == np.iinfo(words.dtype).max).any(1)
+                if seen.any():
+                    lane = int(seen.argmax())
+                    place = (
+                        f"reads {size} bytes at {int(addresses[lane]):#x}, {int(at[lane]):,} bytes into {memory.name}"
+                    )
+                    self.unwritten.append((lane, f"{place}, that nobody wrote"))
         return out
 
     def store(self, space: str, addresses: Lanes, values: np.ndarray, mask: Lanes, local: np.ndarray) -> None:
@@ -213,14 +233,14 @@ class View:
         Raises:
             BadAccess: a lane may not write there.
         """
-        for where, at, lanes, shared in self._places(space, addresses, values.shape[1], mask, local):
+        for where, at, lanes, memory in self._places(space, addresses, values.shape[1], mask, local):
             where(at[lanes], values[lanes])
-            if shared is not None:
-                shared.writes(at[lanes], values.shape[1], lanes)
+            if isinstance(memory, Shared):
+                memory.writes(at[lanes], values.shape[1], lanes)
 
     def _places(self, space, addresses, size, mask, local):
         """Yield, for each memory that lanes access, (function of starts and values that reads or writes, starts, lanes,
-        the Shared or None)."""
+        the Shared, the Span of global memory, or None)."""
         addresses = addresses.astype(np.uint64)
         check_aligned(addresses, size, mask)
         if space == "generic":
@@ -235,7 +255,7 @@ class View:
         elif space in ("global", "const"):
             outer = self.outer if space == "global" else self.constants
             for span, lanes in outer.of(addresses, size, mask):
-                yield _access(span.data, size), addresses - np.uint64(span.base), lanes, None
+                yield _access(span.data, size), addresses - np.uint64(span.base), lanes, span
         elif mask.any():
             data = {"shared": self.shared.data, "local": local, "param": self.parameters}[space]
             end = data.shape[-1] if space == "local" else data.size

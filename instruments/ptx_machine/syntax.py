@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+LIBRARIES = (  # whose lines are not the kernel's own: of a line in one of them, the call counts
+    "/cutlass/", "/cute/", "/triton/language/", "/cuda_", "/crt/", "/cccl/", "/libcudacxx/", "/nvidia/cu",
+)  # fmt: skip
 BITS = {  # of a value of each type; a predicate has one
     "pred": 1,
     **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)},
@@ -109,6 +112,13 @@ class Instruction:
     def types(self) -> tuple[str, ...]:
         """The types among its words, in their order: ("f16", "f32") of cvt.rn.f16.f32."""
         return tuple(word for word in self.words if word in BITS)
+
+    @property
+    def frames(self) -> tuple[tuple[str, int], ...]:
+        """`source` and `callers` without those in libraries, unless there are no others."""
+        frames = (self.source, *self.callers) if self.source is not None else ()
+        own = tuple(frame for frame in frames if not any(library in frame[0] for library in LIBRARIES))
+        return own or frames[-1:]
 
     def __str__(self):
         return ".".join(self.words)

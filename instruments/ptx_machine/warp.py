@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ptx_machine.lanes import WARP, Lanes, raw, read, write
-from ptx_machine.memory import BadAccess
+from ptx_machine.memory import BadAccess, Endless
 from ptx_machine.syntax import Instruction, Register
 
+LONGEST = 1 << 28  # instructions that a warp may execute between barriers
 ALL = np.ones(WARP, bool)  # a mask that nothing writes to
 Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it set their next instruction
 Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that must execute an instruction together
@@ -107,8 +108,11 @@ class Warp:
         self.turn, self.waited = True, False
         if races is not None:
             races.now = self.index
-        compiled = self.block.compiled
+        compiled, begun = self.block.compiled, self.block.executed
         while self.turn and not self.waited and not self.idle:
+            if self.block.executed - begun > LONGEST:
+                lane, reason = int(self.alive.argmax()), f"{LONGEST:,} instructions of a warp, and it does not end"
+                raise Endless(self.block.fault(reason, code.instructions[int(self.at[lane])], self, lane))
             if compiled is not None:
                 if compiled.advance(self.index):
                     return
@@ -165,5 +169,9 @@ class Warp:
             jumped = code.steps[at](self, mask)
         except BadAccess as bad:
             raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
+        for lane, place in block.memory.unwritten:
+            line = code.instructions[at].frames or at
+            block.unwritten.setdefault(line, block.fault(place, code.instructions[at], self, lane))
+        block.memory.unwritten.clear()
         if not jumped:
             self.at[mask] += 1  # an array that compiled code sees, so in place

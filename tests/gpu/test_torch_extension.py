@@ -1,5 +1,7 @@
 """Torch's CUDA extensions on the machine: what an extension calls, and what a GPU would refuse."""
 
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,17 @@ def test_memory_that_nobody_wrote_is_no_output(extension):
         kernel(X, X, X)
 
 
+@pytest.mark.parametrize("with_malloc", [False, True])
+def test_a_read_of_memory_that_nobody_wrote_names_the_line(extension, with_malloc):
+    def reads(least):
+        return on.kernel(lambda q, k, v: extension.half_written(q, least, with_malloc), "A100")(X, X, X)
+
+    memory = r"cudaMalloc\(400\)" if with_malloc else "a tensor of 400 bytes"
+    with pytest.raises(Unwritten, match=rf"50 of 100 elements, \(50,\).*kernels\.cu, line 25.*200 bytes into {memory}"):
+        reads(-1.0)
+    assert (reads(0.0)[50:] == 0).all()  # it reads that memory, and nothing depends on it
+
+
 def test_an_inline_text_may_include_torchs_header_again():
     cpp = "#include <torch/extension.h>\ntorch::Tensor twice(torch::Tensor x) { return x + x; }"
     with torch_extensions("A100"):
@@ -143,3 +156,53 @@ def test_blame_names_the_line_of_a_sum_in_fp16(tmp_path):
     q, k, v = (torch.randn(1, 1, n, 32, generator=draw).to(torch.float16) for n in (32, 200, 200))
     first = blame(f"{tmp_path}/attention.py:attention", q, k, v, gpu="A100").table.iloc[0]
     assert "sum[d] = float(sum[d]) * old" in first.text and first.share > 0.5
+
+
+@pytest.fixture(scope="module")
+def minimal():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE / "minimal")
+        yield lambda name, **options: partial(on.kernel(f"minimal_attention:{name}", "A100"), **options)
+
+
+def drawn(*size, dtype=torch.float32):
+    return torch.randn(3, *size, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def test_a_module_of_a_setup_py_has_operators_and_gradients(minimal):
+    q, k, v = (x.requires_grad_() for x in drawn(1, 2, 50, 32).double())
+    gradient = torch.linspace(-1, 1, 32)
+    o = (q @ k.mT * 32**-0.5).softmax(-1) @ v
+    (o * gradient).sum().backward()
+    own = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    got = minimal("attention")(*own)
+    (got * gradient).sum().backward()
+    torch.testing.assert_close(got.double(), o, rtol=1e-5, atol=1e-6)
+    for x, exact in zip(own, (q, k, v)):
+        torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=2e-6)
+
+
+def test_a_setup_py_that_fails_says_why(tmp_path, monkeypatch):
+    (tmp_path / "setup.py").write_text(
+        "from torch.utils.cpp_extension import CUDAExtension\nraise SystemExit('no GPU')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with torch_extensions("A100"):
+        for _ in range(2):
+            with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'; .*setup.py.*SystemExit"):
+                import_module("nowhere")
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'nowhere'$"):
+        import_module("nowhere")
+
+
+def test_an_operator_whose_sums_begin_with_unwritten_memory_names_the_line(minimal):
+    with pytest.raises(Unwritten, match=r"attention\.cu, line 18 "):
+        minimal("attention", initial=False)(*drawn(1, 1, 40, 32))
+
+
+def test_attention_by_wmma(minimal):
+    q, k, v = drawn(1, 2, 48, 64, dtype=torch.float16)
+    exact = (q.double() @ k.double().mT / 8).softmax(-1) @ v.double()
+    torch.testing.assert_close(minimal("half_attention")(q, k, v).double(), exact, rtol=2**-10, atol=2**-11)
+    with pytest.raises(Fault, match=r"half_forward.*attention\.cu, line \d+ .*behind its end"):
+        minimal("half_attention")(*drawn(1, 1, 48, 32, dtype=torch.float16))  # its head_dim is 64

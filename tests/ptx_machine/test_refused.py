@@ -10,6 +10,7 @@ from attention_check.isolation.worker import Outcome
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine import Fault, Kernel
+from ptx_machine.memory import Endless
 
 A100, STATIC = 163 * 1024, 64  # bytes of shared memory: the most that a block may have, and the kernel's own
 
@@ -64,6 +65,21 @@ def test_arguments_that_fit():
     taken = text("", []).replace("()\n{", "(.param .b32 a, .param .u64 b, .param .s32 c, .param .f32 d)\n{")
     for values in ((0.5, None, -1, 2), (1, -1, True, 0.5), (1, torch.zeros(1), (1 << 31) - 1, 1.0)):
         Kernel(taken)((1,), (1,), 0, *values)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("inside", ["", "add.u32 %r2, %r2, %laneid;"])
+def test_a_kernel_that_does_not_end_is_a_fault(monkeypatch, compiled, inside):
+    limit = 1 << (23 if compiled else 10)
+    monkeypatch.setattr("ptx_machine.warp.LONGEST", limit)
+
+    def counts(times):
+        body = f"mov.u32 %r1, 0; A: add.u32 %r1, %r1, 1; {inside} setp.ne.u32 %p1, %r1, {times}; @%p1 bra A;"
+        Kernel(text(body, []), compiled=compiled)((1,), (32,), 0)
+
+    counts(limit // 8)
+    with pytest.raises(Endless, match=rf"line \d+ .*{limit:,} instructions of a warp, and it does not end"):
+        counts(0)
 
 
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {A}, {%r5, %r6}, {%f1, %f2, %f3, %f4};"

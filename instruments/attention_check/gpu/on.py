@@ -20,11 +20,12 @@ from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine.device import GPU
 from ptx_machine.extension import torch_extensions
-from ptx_machine.fake_cuda import fake_cuda
+from ptx_machine.fake_cuda import UNWRITTEN_READS, fake_cuda
 from ptx_machine.memory import NANS, Unwritten
 from ptx_machine.sources import FLASH_ATTN
 from ptx_machine.triton_driver import triton
 
+MOST_READS = 2  # lines that read unwritten memory, in a message
 FA2 = KernelRef("", "fa2")
 LAUNCHES_ITSELF = "gpu"  # the parameter of a function that does not need Triton's driver
 
@@ -94,18 +95,28 @@ def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any
         run: of the value of its bytes. tensors: of a result, those that it has.
 
     Raises:
-        Unwritten: it has NaN where it has numbers with zeros in that memory.
+        Unwritten: it has other values with zeros in that memory. Reading it is no fault where nothing depends on it.
     """
-    result = run(NANS)
-    nan = [(i, x) for i, x in enumerate(tensors(result)) if isinstance(x, Tensor) and x.isnan().any()]
-    other = tensors(run(0)) if nan else ()
-    for i, x in nan:
-        from_unwritten = x.isnan() & ~other[i].isnan()
-        if from_unwritten.any():
-            count, first = int(from_unwritten.sum()), (*from_unwritten.nonzero()[0].tolist(),)
+    random, reads = torch.get_rng_state(), {}
+    token = UNWRITTEN_READS.set(reads)
+    try:
+        result = run(NANS)
+    finally:
+        UNWRITTEN_READS.reset(token)
+    results = [x for x in tensors(result) if isinstance(x, Tensor)]
+    if not reads and not any(x.isnan().any() for x in results):
+        return result
+    with torch.random.fork_rng([]):
+        torch.set_rng_state(random)
+        others = [x for x in tensors(run(0)) if isinstance(x, Tensor)]
+    for x, other in zip(results, others):
+        changed = (x != other) & ~(x.isnan() & other.isnan())
+        if changed.any():
+            count, first = int(changed.sum()), (*changed.nonzero()[0].tolist(),)
+            lines = "".join(f"; {read}" for read in [*reads.values()][:MOST_READS])
             raise Unwritten(
                 f"returns what memory holds that nobody wrote: {count:,} of {x.numel():,} elements, {first} is the "
-                "first, are NaN where torch.empty holds NaN, and numbers where it holds zeros"
+                f"first, depend on whether torch.empty holds NaN or zeros{lines}"
             )
     return result
 

@@ -39,6 +39,7 @@ from fa_lib.execution.untrusted import Untrusted, first_line
 from fa_lib.kernels.kernel_ref import KernelRef, unavailable, uncallable
 
 LIMIT_S = 60.0  # of one call
+MODELLED = 10  # times that where a GPU is modelled: its machine itself finds out what does not end
 FIRST_CALL_FACTOR = 5  # times that for the import, and for a process's first call: kernels are compiled there
 MOST_ENDINGS = 3  # of its process, after which a kernel is asked no more
 
@@ -338,7 +339,7 @@ class IsolatedKernel:
     def __init__(self, kernel: KernelRef, timeout: float = LIMIT_S):
         if not timeout > 0:
             raise ValueError(f"timeout: got {timeout!r}; accepted are seconds, more than 0")
-        self.kernel, self.timeout = kernel, float(timeout)
+        self.kernel, self.timeout = kernel, timeout * (MODELLED if kernel.gpu else 1)
         self.threads = torch.get_num_threads()  # of every process of its own, whatever the judge has later
         self.acts: dict[tuple, dict] = {}
         self.printed = dict(stdout=0, stderr=0)

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ptx_machine.fake_cuda import DEVICE, EMPTY_OPERATORS, UNWRITTEN, leave_unwritten
+from ptx_machine.fake_cuda import DEVICE, EMPTY_OPERATORS, UNWRITTEN, is_fresh, leave_unwritten
 from ptx_machine.memory import Span
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def spans() -> Iterator[Span]:
             del _STORAGES[base]
         elif size:
             data = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
-            yield Span(base, data, f"a tensor of {size:,} bytes")
+            yield Span(base, data, f"a tensor of {size:,} bytes", is_fresh(base))
 
 
 def given_tensors(fn: Callable) -> Callable:

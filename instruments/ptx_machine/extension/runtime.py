@@ -12,15 +12,13 @@ from ptx_machine.device import GPU
 from ptx_machine.extension.on_gpu import spans
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN
 from ptx_machine.launch import STATIC, Kernel, Refused
-from ptx_machine.memory import NANS, Fault, Span
+from ptx_machine.memory import Fault, Span
 from ptx_machine.occupancy import occupancy
 from ptx_machine.ptx import parse
 
 SUCCESS, INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE = 0, 1, 9, 719  # cudaError_t
-PTX, ALIGNMENT = (
-    1,
-    256,
-)  # the kind of a fat binary's entries that are PTX; what addresses of cudaMalloc are multiples of
+PTX = 1  # the kind of a fat binary's entries that are PTX
+ALIGNMENT = 256  # of addresses of cudaMalloc
 LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_void_p),
     ctypes.c_size_t, ctypes.c_size_t,
@@ -139,7 +137,7 @@ class Runtime:
             for parameter, address in zip(parameters, arguments[: len(parameters)]):
                 value = ctypes.string_at(address, parameter.size)
                 data[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(value, np.uint8)
-            allocated = [Span(at, block, f"cudaMalloc({block.size})") for at, block in _BLOCKS.items()]
+            allocated = [Span(at, block, f"cudaMalloc({block.size})", True) for at, block in _BLOCKS.items()]
             kernel.launch(grid, block, shared, data, [*spans(), *allocated], unwritten=UNWRITTEN.get())
             return SUCCESS
         except Refused as error:
@@ -163,7 +161,7 @@ class Runtime:
 
 
 def _allocate(size: int) -> int:
-    data = np.full(size + ALIGNMENT, NANS, np.uint8)
+    data = np.full(size + ALIGNMENT, UNWRITTEN.get(), np.uint8)
     data = data[-data.ctypes.data % ALIGNMENT :][:size]
     _BLOCKS[data.ctypes.data] = data
     return data.ctypes.data

@@ -15,7 +15,7 @@ def atomic(e: Emitter, operation: str, signed: bool, register: str, read: Callab
     """Emit atom.shared. Its slots are of the result, of the address, a register of type `register`, of its offset, and
     of the operand, which `read` reads."""
     at, operand = addresses(e, 1, register), read(e)
-    start, flags = window(e, "shared", at, 4, e.mask)
+    start, flags, _ = window(e, "shared", at, 4, e.mask)
     place, operands, target = listed(e, at), listed(e, operand), e.place(0)
     written(e, flags, place, 4)
 

@@ -215,6 +215,6 @@ def of_memory(view: View) -> tuple[np.ndarray, list]:
     spans = view.outer.edges
     shared, parameters, written = view.shared.data, view.parameters, view.shared.written
     flags = 0 if written is None else written.ctypes.data
-    fields = [spans.ctypes.data, spans.size // 2, shared.ctypes.data, shared.size, flags, parameters.ctypes.data,
+    fields = [spans.ctypes.data, len(spans), shared.ctypes.data, shared.size, flags, parameters.ctypes.data,
               parameters.size]  # fmt: skip
     return np.array(fields, np.int64), [spans, shared, parameters, written]

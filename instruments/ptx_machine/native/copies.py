@@ -4,7 +4,7 @@ from llvmlite import ir
 
 from ptx_machine.lanes import WARP
 from ptx_machine.native.emitter import Emitter
-from ptx_machine.native.memory import addresses, asked, each_lane, into_shared, listed, mark, place_of, window
+from ptx_machine.native.memory import addresses, asked, each_lane, filled, into_shared, listed, mark, place_of, window
 from ptx_machine.native.vectors import I1, I8, I16, I32, I64, lanes
 
 
@@ -20,14 +20,14 @@ def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
         all_bytes = b.icmp_unsigned(">=", byte_count, b.all(size, byte_count))
         e.needs(b.not_(b.any(b.and_(mask, b.not_(b.or_(no_bytes, all_bytes))))))
         mask = b.and_(mask, all_bytes)
-    start, flags = window(e, "shared", target, size, e.mask)
+    start, flags, _ = window(e, "shared", target, size, e.mask)
+    target_place, place = listed(e, target), listed(e, origin)
     reads, checked = b.append_basic_block(), b.append_basic_block()
     b.cbranch(b.any(mask), reads, checked)
     b.position_at_end(reads)
-    window(e, "global", origin, size, mask)
+    filled(e, window(e, "global", origin, size, mask).fresh, I64(0), place, size, mask)
     b.branch(checked)
     b.position_at_end(checked)
-    target_place, place = listed(e, target), listed(e, origin)
     element = lanes(I8, size)
     bits = b.bitcast(mask, I32)
 
@@ -49,7 +49,7 @@ def matrices(e: Emitter, count: int, transposed: bool, register: str) -> None:
     b = e.b
     at = into_shared(e, addresses(e, count, register))
     first = ir.Constant(lanes(I1), [I1(i < 8 * count) for i in range(WARP)])
-    start, flags = window(e, "shared", at, 16, first)
+    start, flags, _ = window(e, "shared", at, 16, first)
     place = listed(e, at)
     _rows_written(e, flags, place, 8 * count)
     for m in range(count):

@@ -26,8 +26,9 @@ class Outcome(IntEnum):
 
 
 class Memory(IntEnum):
-    """The fields of a block's memory, 64 bits each: pointers and sizes. SPANS: begins and ends of the spans of global
-    memory, in turn, by address. WRITTEN: flags of the bytes that were written; 0: there are none."""
+    """The fields of a block's memory, 64 bits each: pointers and sizes. SPANS: begin and end of each span of global
+    memory, by address, and whether it may have bytes that nobody has written. WRITTEN: flags of the bytes of shared
+    memory that were written; 0: there are none."""
 
     SPANS, SPAN_COUNT, SHARED, SHARED_SIZE, WRITTEN, PARAMETERS, PARAMETERS_SIZE = range(7)
 

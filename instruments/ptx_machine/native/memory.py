@@ -8,7 +8,7 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from ptx_machine.lanes import WARP
-from ptx_machine.memory import SHARED
+from ptx_machine.memory import SHARED, WORD
 from ptx_machine.native.emitter import Emitter, Memory, NotNative
 from ptx_machine.native.encode import Field
 from ptx_machine.native.vectors import I1, I8, I32, I64, POINTER, Builder, lanes
@@ -35,10 +35,11 @@ def into_shared(e: Emitter, at: ir.Value) -> ir.Value:
 
 class Window(NamedTuple):
     """Where the accesses of an instruction lie: the address of byte 0 as they count it, and that of its flag among the
-    bytes that were written, or 0 where there are no flags."""
+    bytes that were written, or 0 where there are no flags; whether global memory may be unwritten, or 0."""
 
     start: ir.Value
     flags: ir.Value
+    fresh: ir.Value = I64(0)
 
 
 def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> Window:
@@ -57,8 +58,7 @@ def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> W
     end = b.add(high, I64(size))
     e.needs(b.icmp_unsigned(">=", end, high))
     if space == "global":
-        inside(e, low, end)
-        return Window(I64(0), I64(0))
+        return Window(I64(0), I64(0), inside(e, low, end))
     if space == "generic":
         return _generic(e, low, end)
     field = {"shared": Memory.SHARED, "param": Memory.PARAMETERS}.get(space)
@@ -76,18 +76,17 @@ def _generic(e: Emitter, low: ir.Value, end: ir.Value) -> Window:
     e.needs(b.icmp_unsigned("<=", b.sub(end, first), e.of(Memory.SHARED_SIZE)))
     flags = e.of(Memory.WRITTEN)
     flags = b.select(b.icmp_unsigned("!=", flags, I64(0)), b.sub(flags, first), I64(0))
-    found = [(b.sub(e.of(Memory.SHARED), first), flags, b.block)]
+    found = [(Window(b.sub(e.of(Memory.SHARED), first), flags), b.block)]
     b.branch(behind)
     b.position_at_end(in_global)
-    inside(e, low, end)
-    found.append((I64(0), I64(0), b.block))
+    found.append((Window(I64(0), I64(0), inside(e, low, end)), b.block))
     b.branch(behind)
     b.position_at_end(behind)
-    start, flag_start = b.phi(I64), b.phi(I64)
-    for one, flag, block in found:
-        start.add_incoming(one, block)
-        flag_start.add_incoming(flag, block)
-    return Window(start, flag_start)
+    result = Window(b.phi(I64), b.phi(I64), b.phi(I64))
+    for one, block in found:
+        for phi, value in zip(result, one):
+            phi.add_incoming(value, block)
+    return result
 
 
 def accesses(e: Emitter, space: str, slot: int, register: str, size: int, local: int) -> tuple[ir.Value, Window]:
@@ -117,8 +116,8 @@ def place_of(b: Builder, start: ir.Value, listed: ir.Value, lane: ir.Value | int
     return b.inttoptr(b.add(start, b.get(b.at(listed, offset), I64, 8)), POINTER)
 
 
-def inside(e: Emitter, low: ir.Value, end: ir.Value) -> None:
-    """Return NOT_DONE from the function unless one span contains all bytes from low to end."""
+def inside(e: Emitter, low: ir.Value, end: ir.Value) -> ir.Value:
+    """Return NOT_DONE from the function unless one span has all bytes from low to end; emit whether it is fresh."""
     b = e.b
     spans, count = e.of(Memory.SPANS, POINTER), e.of(Memory.SPAN_COUNT)
     before = b.block
@@ -130,14 +129,15 @@ def inside(e: Emitter, low: ir.Value, end: ir.Value) -> None:
     more = b.icmp_unsigned("<", i, count)
     b.cbranch(more, next_one, out)
     b.position_at_end(next_one)
-    start = b.get(b.at(spans, b.mul(i, I64(16))), I64, 8)
-    stop = b.get(b.at(spans, b.add(b.mul(i, I64(16)), I64(8))), I64, 8)
+    span = b.at(spans, b.mul(i, I64(24)))
+    start, stop = b.get(span, I64, 8), b.get(b.at(span, 8), I64, 8)
     fits = b.and_(b.icmp_unsigned(">=", low, start), b.icmp_unsigned("<=", end, stop))
     i.add_incoming(b.add(i, I64(1)), next_one)
     b.cbranch(fits, covered, loop)
     b.position_at_end(out)
     b.ret(I64(0))
     b.position_at_end(covered)
+    return b.get(b.at(span, 16), I64, 8)
 
 
 def each_lane(e: Emitter, mask: ir.Value, work) -> None:
@@ -180,9 +180,11 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
     if any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
-    at, (start, flags) = accesses(e, space, count, of, size * count, count + 2)
+    at, (start, flags, fresh) = accesses(e, space, count, of, size * count, count + 2)
     place = listed(e, at)
     written(e, flags, place, size * count)
+    if space in ("global", "generic"):
+        filled(e, fresh, start, place, size * count, e.mask)
     element = ir.IntType(BITS[kind])
     targets = [(e.place(i), BITS[register]) for i, register in enumerate(registers)]
 
@@ -223,6 +225,24 @@ def written(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
         e.needs(e.b.icmp_unsigned("==", e.b.get(all_written, kind), ones))
 
 
+def filled(e: Emitter, fresh: ir.Value, start: ir.Value, place: ir.Value, size: int, mask: ir.Value) -> None:
+    """Return NOT_DONE from the function if a word that is read may be one that nobody has written."""
+    width = min(size, WORD)
+    kind = ir.IntType(8 * width)
+    with asked(e, fresh):
+        empty = e.b.room(I8)
+        e.b.put(I8(0), empty)
+
+        def work(b, lane):
+            first = place_of(b, start, place, lane)
+            for i in range(0, size, width):
+                all_set = b.icmp_signed("==", b.get(b.at(first, i), kind), kind(-1))
+                b.put(b.or_(b.get(empty, I8), b.zext(all_set, I8)), empty)
+
+        each_lane(e, mask, work)
+        e.needs(e.b.icmp_unsigned("==", e.b.get(empty, I8), I8(0)))
+
+
 def mark(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
     """Note that the stored bytes were written."""
     ones = ir.Constant(lanes(I8, size), [I8(1)] * size)
@@ -240,7 +260,7 @@ def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> N
     if any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
-    at, (start, flags) = accesses(e, space, 0, to, size * count, count + 2)
+    at, (start, flags, _) = accesses(e, space, 0, to, size * count, count + 2)
     place = listed(e, at)
     element = ir.IntType(BITS[kind])
     values = [(e.place(2 + i), BITS[register] // 8) for i, register in enumerate(registers)]

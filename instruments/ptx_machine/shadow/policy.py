@@ -11,10 +11,6 @@ import torch
 from fa_lib.numerics.formats import Format, round_to
 from ptx_machine.syntax import Instruction
 
-LIBRARIES = (  # whose lines are not the kernel's own: of a line in one of them, the call counts
-    "/cutlass/", "/cute/", "/triton/language/", "/cuda_", "/crt/", "/cccl/", "/libcudacxx/", "/nvidia/cu",
-)  # fmt: skip
-
 
 class Line(NamedTuple):
     """A place in a kernel's source: the frames (file, line), the innermost first, of the calls that were inlined into
@@ -30,16 +26,11 @@ class Line(NamedTuple):
 
 
 FIRST = 2  # of the variants that are asked for
-NOWHERE = Line(())  # of an instruction without a source line
 
 
 def line_of(instruction: Instruction) -> Line:
     """Return the line of an instruction; frames in libraries are left out, unless there are no others."""
-    if instruction.source is None:
-        return NOWHERE
-    frames = (instruction.source, *instruction.callers)
-    own = tuple(frame for frame in frames if not any(library in frame[0] for library in LIBRARIES))
-    return Line(own or frames[-1:])
+    return Line(instruction.frames)
 
 
 @dataclass
