@@ -91,11 +91,17 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         if share := dropped(call.rows(dialect)):
             return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
-    if not right >= PART:  # no dialect holds: what the nearest one is says nothing of where it is wrong
-        numbers = outcome or numbers
-    found = scan(call, numbers.rows)
-    where, part = _located(call, found, _wrong(found.residual_by_row, numbers.rounding), numbers, fits)
-    like = noise(numbers.rows) if where is None or not where.is_known else None
+    # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
+    nearest = [numbers] if right >= PART or outcome is None else []
+    for numbers in nearest if nearest and outcome is numbers else [*nearest, *([outcome] if outcome else [])]:
+        found, where, part = scan(call, numbers.rows), None, None
+        wrong = _wrong(found.residual_by_row, numbers.rounding)
+        rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]
+        if rest.numel() and rest.median() <= NEAR:  # the others are attention
+            where, part = _located(call, found, wrong, numbers, fits)
+        if is_known := where is not None and where.is_known:
+            break
+    like = None if is_known else noise(numbers.rows)
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like)
 
 
