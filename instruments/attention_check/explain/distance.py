@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, weights
 from attention_check.conventions.reading import CapturedCall, spread
 from attention_check.conventions.search import ENOUGH, NEAR, UNITS, FiniteMask, Fit, fit, rounding_of
 from attention_check.explain.verdict import Explanation, Verdict
@@ -30,7 +30,8 @@ class Distance:
         rows: with what they should be where a row does not count. fit: of them. fmt: of the inputs.
         times_bound: the largest error over its bound; None where there is none. times_rule: over Baseline's largest.
         nan_rows, hidden_nan, blind_rows: as of an Explanation. count: rows of the whole output.
-        rounding: the residual of an error that is rounding.
+        rounding: the residual of an error that is rounding. of_terms: the root mean square of the error over that of
+            the larger of the output and of the terms that it sums, before they cancel.
     """
 
     rows: Rows
@@ -43,6 +44,7 @@ class Distance:
     blind_rows: str
     count: int
     rounding: float
+    of_terms: float
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect) -> "Distance":
@@ -53,9 +55,12 @@ class Distance:
         bound = None if over is None else over.nan_to_num(0.0).max().item()
         rows = replace(rows, o=rows.o.where(mask.counted[..., None], golden))
         (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(call, dialect), ENOUGH * own)
+        terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
+        size = torch.maximum(golden.square(), terms).where(mask.counted[..., None], 0.0).sum()
+        off = ((rows.o - golden).where(mask.counted[..., None], 0.0).square().sum() / size).sqrt().nan_to_num(0.0).item()
         return cls(
             rows, fit(rows, golden), call.fmt, bound, rule, int(mask.nan.sum()),
-            int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding,
+            int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding, off,
         )  # fmt: skip
 
     @property
@@ -73,6 +78,7 @@ class Distance:
         if self.times_bound is None:
             return self.is_right
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
+        by_rule = by_rule and self.of_terms <= UNITS * self.fmt.unit_roundoff
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
     @property

@@ -92,15 +92,16 @@ def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
     Raises:
         ValueError: it has no accepted dtype, or another number of dimensions.
     """
-    x = x[..., 0] if name == "lse" and x.ndim == 4 and x.shape[-1] == 1 else x
-    most = 3 if name == "lse" else 4  # dimensions
+    of_rows = name in ("lse", "dlse")
+    x = x[..., 0] if of_rows and isinstance(x, Tensor) and x.ndim == 4 and x.shape[-1] == 1 else x
+    most = 3 if of_rows else 4  # dimensions
     if not isinstance(x, Tensor) or x.dtype not in TAKEN:
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name}: got {got}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
     if not most - 2 <= x.ndim <= most or 0 in x.shape[: most - 1]:
         accepted = f"{most - 2} to {most} dimensions of at least 1"
         raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are {accepted}")
-    turn = layout == "bshd" and name != "lse" and x.ndim > 2
+    turn = layout == "bshd" and not of_rows and x.ndim > 2
     x = x[(None,) * (most - x.ndim)]
     return x.transpose(1, 2) if turn else x
 
@@ -133,12 +134,18 @@ def captured_call(
     if fmt:
         dtype = Format.of(fmt).dtype
         found |= {name: found[name].to(dtype) for name in "qkv"}
-        if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
-            found["o"] = found["o"].to(dtype)
+        found["o"] = _narrowed(found["o"], dtype)
+        others |= {name: _narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
     held = {name: x for name, x in (options or {}).items() if x is not None}
     call = CapturedCall(**found, options=held, others=others)
     _check(call)
     return call
+
+
+def _narrowed(x, dtype):
+    """A tensor in a narrower dtype, where that changes no value."""
+    narrow = x.to(dtype)
+    return narrow if torch.equal(narrow.to(x.dtype), x) else x
 
 
 def _check(call):
@@ -181,7 +188,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
         layout: "bhsd", or "bshd": (batch, sequence, heads, head_dim).
         options: what is believed of the call: causal, scale, mask, window, softcap, sinks. What came with the output,
             where it did: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the output's gradient, in
-            its shape; dq, dk, dv, those of q, k and v for it, in theirs. For packed sequences, tensors (rows of all
+            its shape; dq, dk, dv, those of q, k and v for it, in theirs; dlse,
+            lse's gradient, like it, where they are for that too. For packed sequences, tensors (rows of all
             sequences, heads, head_dim): cu_seqlens, and cu_seqlens_k where keys differ, (sequences + 1,).
 
     Raises:
