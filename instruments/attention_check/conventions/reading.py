@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows
+from attention_check.conventions.low_bits import OF_P, baseline_of, precision_of
+from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
 
 SAMPLED = 2, 8, 48  # entries of the batch, heads of each entry, rows of each head: so many are looked at
@@ -36,7 +38,9 @@ class CapturedCall:
         o: (batch, heads, n_q, d_v), or in another order of its dimensions.
         options: what the caller believes: causal, scale, mask, window, softcap, sinks of `kernels.options`.
         others: what else is there of the call: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the
-            gradient of o, like it; dq, dk and dv, like q, k and v. In another order of dimensions, too.
+            gradient of o, like it; dlse, of lse; dq, dk and dv, like q, k and v. In another order of dimensions, too.
+        stated: a key of `low_bits.OF_P`, or a format's name: that of a kernel whose q, k and v are held in a wider one,
+            as they are of 8 bits and their scales. "" is that of q.
     """
 
     q: Tensor
@@ -45,11 +49,24 @@ class CapturedCall:
     o: Tensor
     options: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Tensor] = field(default_factory=dict)
+    stated: str = ""
 
     @property
     def fmt(self) -> Format:
-        """The format of the inputs."""
-        return Format.of(self.q.dtype)
+        """The format in which a kernel computes: that of the inputs, if no other is stated."""
+        return OF_P.get(self.stated) or Format.of(self.stated or self.q.dtype)
+
+    @property
+    def precision(self) -> Precision:
+        """Of a right kernel."""
+        return precision_of(self.fmt, Format.of(self.q.dtype), Format.of(self.o.dtype))
+
+    def baseline(self, rows: Rows) -> Tensor:
+        """Baseline's output of rows in a dialect that a kernel computes, without its factor, float64."""
+        q, k, v = (x.nan_to_num(0.0, 0.0, 0.0).float() for x in (rows.q, rows.k, rows.v))
+        if self.fmt.precision > 24:
+            q, k, v = (x.nan_to_num(0.0, 0.0, 0.0) for x in (rows.q, rows.k, rows.v))
+        return baseline_of(self.fmt, Format.of(self.o.dtype))(q, k, v, **rows.options()).double()
 
     def rows(self, dialect: Dialect, most: tuple[int, int, int] = SAMPLED, places: Places | None = None) -> Rows:
         """The sampled rows in a dialect; most, places: as of a Reader.

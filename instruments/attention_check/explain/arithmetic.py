@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows, attend
+from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
 from attention_check.measure.mistakes import Cause, Hypothesis, Worst, causes
@@ -17,7 +19,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, TF32, Format, truncated
+from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, truncated
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
@@ -76,7 +78,7 @@ def _families(rows, golden, entry, head, at, fmt, output):
     precision = replace(Precision.kernel(fmt), output=output)
     return [
         _coarser(worst, fmt, output),
-        *([] if "sinks" in worst.options else [_quantized(worst, fmt)]),
+        *([] if "sinks" in worst.options else [_quantized(worst, fmt, output)]),
         _known(worst, precision),
     ]
 
@@ -112,10 +114,14 @@ def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
             yield Hypothesis(key, kernels.reference(q, k, v, precision=exact, **options), low.name).cause(rows)
 
 
-def _quantized(rows: Worst, fmt: Format) -> Iterator[Cause]:
+def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
     """Operands in few bits: FP8, block scales, and integers as caches hold them."""
     q, k, v = rows.q, rows.k, rows.v
-    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
+    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=replace(Precision.kernel(fmt), output=output))
+    for low, (key, shift) in product((E4M3, E5M2), (("probs", False), ("probs_shifted", True))):
+        precision = replace(settings["precision"], probs=OF_P[low.name] if shift else low)
+        o = kernels.tiled(q, k, v, **settings | dict(precision=precision))
+        yield Hypothesis(key, o, low.name).cause(rows)
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:

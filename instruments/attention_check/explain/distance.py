@@ -13,8 +13,7 @@ from attention_check.conventions.reading import CapturedCall, spread
 from attention_check.conventions.search import ENOUGH, NEAR, UNITS, FiniteMask, Fit, fit, rounding_of
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.tolerance import tolerance
-from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import ALLOWED, baseline_for
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 
@@ -51,7 +50,7 @@ class Distance:
         rows = call.rows(dialect)
         golden = attend(rows)
         mask, blind = FiniteMask.of(rows, golden), _blind(rows)
-        over, (rule, own) = over_bound(rows, golden, call), _beside_baseline(rows, golden, call.fmt)
+        over, (rule, own) = over_bound(rows, golden, call), _beside_baseline(rows, golden, call)
         bound = None if over is None else over.nan_to_num(0.0).max().item()
         rows = replace(rows, o=rows.o.where(mask.counted[..., None], golden))
         (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(call, dialect), ENOUGH * own)
@@ -126,31 +125,26 @@ def over_bound(rows: Rows, golden: Tensor, call: CapturedCall) -> Tensor | None:
     """
     if not rows.dialect.is_standard or not rows.q.numel():
         return None
-    precision = replace(Precision.kernel(call.fmt), output=Format.of(call.o.dtype))
-    about = tolerance(*_finite(rows, call.fmt), precision=precision, **rows.options())
+    tensors = (x.nan_to_num(0.0, 0.0, 0.0).to(call.q.dtype) for x in (rows.q, rows.k, rows.v))  # of rows that count
+    about = tolerance(*tensors, precision=call.precision, **rows.options())
     counted = FiniteMask.of(rows, golden).counted
     o = (rows.o / rows.dialect.factor).where(counted[..., None], about.golden)
     times = torch.cat(about.times(o), -1).amax(-1)
     return times.where(counted, math.nan)
 
 
-def _beside_baseline(rows, golden, fmt):
+def _beside_baseline(rows, golden, call):
     """The largest error of a head over Baseline's largest there, in the worst head; and Baseline's residual on these
     rows."""
     counted = FiniteMask.of(rows, golden).counted[..., None]
     if not rows.dialect.is_standard or not rows.q.numel() or not counted.any():
         return math.inf, 0.0
-    own, golden = baseline_for(fmt)(*_finite(rows, fmt), **rows.options()).double(), golden / rows.dialect.factor
+    own, golden = call.baseline(rows), golden / rows.dialect.factor
     errors = [(x - golden).where(counted, 0.0) for x in (rows.o / rows.dialect.factor, own)]
     ours, baseline = (error.abs().amax((2, 3)).flatten().tolist() for error in errors)
     size = golden.where(counted, 0.0).square().sum()
     residual = (errors[1].square().sum() / size).sqrt().nan_to_num(0.0, 0.0).item()
     return max(over_baseline(a, b) for a, b in zip(ours, baseline)), residual
-
-
-def _finite(rows, fmt):
-    """q, k and v in a format, without what is not finite: rows that count see none of it."""
-    return tuple(x.nan_to_num(0.0, 0.0, 0.0).to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
 
 
 def _blind(rows):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_check.conventions.low_bits import EIGHT_BITS, SCALES, dequantised
 from attention_check.conventions.reading import CapturedCall
 from attention_check.explain.explanation import explanation
 from attention_check.explain.other_outputs import with_other_outputs
@@ -53,7 +54,7 @@ def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
         options = reading.options(option_values(named))
         q, k, v = (named[name] for name in "qkv")
         beside, _ = _beside(named)
-        of_second = {name: x for name, x in beside.items() if name in STARTS}
+        of_second = {name: x for name, x in beside.items() if name in (*SCALES, *STARTS)}
         return {
             name: captured_call(q, k, v, o, reading, options, beside if name == "o" else of_second)
             for name, o in outputs.items()
@@ -65,7 +66,7 @@ def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
 def _beside(stored):
     """What came with the output, by their keys in NAMES; and the tensors and options that are none of it. None is not
     there."""
-    meanings = {name.lower(): what for what in ("dO", *BESIDE, *STARTS) for name in NAMES[what]}
+    meanings = {name.lower(): what for what in ("dO", *BESIDE, *SCALES, *STARTS) for name in NAMES[what]}
     beside, rest = {}, {}
     for name, x in stored.items():
         what = meanings.get(name.lower())
@@ -95,7 +96,7 @@ def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
     of_rows = name in ("lse", "dlse")
     x = x[..., 0] if of_rows and isinstance(x, Tensor) and x.ndim == 4 and x.shape[-1] == 1 else x
     most = 3 if of_rows else 4  # dimensions
-    if not isinstance(x, Tensor) or x.dtype not in TAKEN:
+    if not isinstance(x, Tensor) or x.dtype not in (*TAKEN, *(EIGHT_BITS if name in ("q", "k", "v") else ())):
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name}: got {got}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
     if not most - 2 <= x.ndim <= most or 0 in x.shape[: most - 1]:
@@ -125,10 +126,15 @@ def captured_call(
     if starts := {name: x for name, x in beside.items() if name in STARTS}:
         layout, options = "bshd", _kept_apart(q, k, starts, options or {})
     found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
-    others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in STARTS}
+    others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in (*SCALES, *STARTS)}
+    scales = {name: x for name, x in beside.items() if name in SCALES}
+    values, stated = dequantised({name: found[name] for name in "qkv"}, scales)
+    found |= values
     if len({found[name].dtype for name in "qkv"}) > 1:
         raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
-    fmt = reading.fmt or narrower_format(found)
+    fmt = reading.fmt or ("" if stated else narrower_format(found))
+    if stated in ("BF16", "FP16") and all(_narrowed(x, Format.of(stated).dtype) is not x for x in values.values()):
+        fmt, stated = stated, ""
     if not fmt and all(torch.equal(x.float().double(), x.double()) for x in found.values() if x.dtype == torch.float64):
         fmt = "FP32" if found["q"].dtype == torch.float64 else ""
     if fmt:
@@ -137,7 +143,7 @@ def captured_call(
         found["o"] = _narrowed(found["o"], dtype)
         others |= {name: _narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
     held = {name: x for name, x in (options or {}).items() if x is not None}
-    call = CapturedCall(**found, options=held, others=others)
+    call = CapturedCall(**found, options=held, others=others, stated=stated)
     _check(call)
     return call
 

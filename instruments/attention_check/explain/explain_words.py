@@ -12,6 +12,7 @@ from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
 
 LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
+MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SAME = 1.1  # times the other's error: two outputs that are as near
 COMPUTATIONS = {  # key of a Cause -> what has these errors
     "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
@@ -20,6 +21,8 @@ COMPUTATIONS = {  # key of a Cause -> what has these errors
     "written": "{fmt} products in unfused code: q, k, v and P, divided by its sum, rounded to {fmt}, all else in FP32",
     "written_k_scaled": "{fmt} products in unfused code: q, k times the scale, v and P, divided by its sum, rounded to "
     "{fmt}, all else in FP32",
+    "probs": "P in {fmt} as it is, up to 1, and row sums of what was not rounded",
+    "probs_shifted": "P in {fmt}, times the power of two that uses all of it",
     "quantized": "q, k, v and P in {fmt}",
     "quantized_qkv": "q, k and v in {fmt}",
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
@@ -258,7 +261,7 @@ def _selects(found):
 
 def _bound(found):
     if found.times_bound is not None:
-        rule = f", and {found.times_rule:.2g} times Baseline's largest" if found.times_rule < 1e300 else ""
+        rule = f", and {found.times_rule:.2g} times Baseline's largest" if found.times_rule < MOST_TIMES else ""
         yield f"Its largest error is {found.times_bound:.2g} of what a right {found.fmt} kernel may have{rule}."
 
 

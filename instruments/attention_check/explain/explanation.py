@@ -11,6 +11,7 @@ from torch import Tensor
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
 from attention_check.conventions.conventions import BY_CHOICE, Kind
 from attention_check.conventions.fitting import Rated, holding
+from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import (  # fmt: skip
     FEW,
@@ -45,6 +46,12 @@ def explanation(call: CapturedCall) -> Explanation:
         Unfit: the tensors make no call of attention in any layout.
     """
     outcome = Distance.of(call, Dialect()) if _fits(call, Dialect()) else None
+    exact = outcome and outcome.is_rounding and outcome.is_counted and outcome.times_bound <= 1
+    if not exact and not call.stated and (low := on_grid(call.q, call.k, call.v)):  # of a kernel in 8 bits
+        as_low, believed = replace(call, stated=low), outcome.residual if outcome else math.inf
+        found = _right(as_low, holding(as_low, search(as_low)), believed)
+        if found and found.verdict in (Verdict.ROUNDING, Verdict.CONVENTION):
+            return found
     if outcome is not None and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
         return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
     fits = search(call)
@@ -70,19 +77,16 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     if not math.isnan(value) and (call.o == value).all():
         numbers = outcome or Distance.of(call, fits[0].dialect)
         return numbers.explained(Verdict.BUG, believed, constant=value)
-    for dialect, _ in holds:
-        numbers = Distance.of(call, dialect)
-        if numbers.holds and numbers.is_counted:
-            if numbers.nan_rows or numbers.hidden_nan:
-                return _not_finite(scan(call, numbers.rows), numbers, believed)
-            return _verdict_if_uniform(call, numbers, _of_conventions(dialect), believed)
+    if right := _right(call, holds, believed):
+        return right
     best = fits[0].dialect
     numbers = outcome if outcome and best == Dialect() else Distance.of(call, best)
     if numbers.nan_rows or numbers.hidden_nan:
         numbers = outcome or numbers
         return _not_finite(scan(call, numbers.rows), numbers, believed)
     if numbers.residual <= COARSE:
-        found = computation(numbers.rows, call.fmt, Format.of(call.o.dtype))
+        output = Format.of(call.o.dtype)
+        found = computation(numbers.rows, output if call.stated in OF_P else call.fmt, output)
         alike = numbers.is_even and numbers.residual <= NEAR and not best.changes().keys() & GRADUAL
         if found or alike:
             verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
@@ -103,6 +107,17 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
             break
     like = None if is_known else noise(numbers.rows)
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like)
+
+
+def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Explanation | None:
+    """An output in the first dialect in which the sampled rows are right; None where there is none."""
+    for dialect, _ in holds:
+        numbers = Distance.of(call, dialect)
+        if numbers.holds and numbers.is_counted:
+            if numbers.nan_rows or numbers.hidden_nan:
+                return _not_finite(scan(call, numbers.rows), numbers, believed)
+            return _verdict_if_uniform(call, numbers, _of_conventions(dialect), believed)
+    return None
 
 
 def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):

@@ -24,6 +24,7 @@ from attention_check.conventions.derivatives import (
     spreads,
     turned,
 )
+from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.reading import CapturedCall, Unfit, as_read, spread, taken
 from attention_check.conventions.search import NEAR, OFF, UNITS
 from attention_check.explain.distance import parts, places_of
@@ -98,7 +99,7 @@ class RightGradients:
         """Whether an error is about that of attention written out step by step: within ROOM * ALLOWED times Baseline's
         or an emulated flash kernel's in each TOGETHER rows, and within UNITS unit roundoffs of the terms on the
         whole."""
-        if not self.spreads:
+        if not self.spreads or self.call.stated in OF_P:
             return False
         sizes = [torch.maximum(of[name].size, each[name].square()) for of, each in zip(self.spreads, self.values)]
         size = self.of_heads(name, [{name: x} for x in sizes]).mean().sqrt().item()
