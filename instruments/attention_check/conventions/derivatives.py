@@ -171,9 +171,9 @@ def spreads(rows: Rows, dO: Tensor, fmt: Format, strength: float, of_rows: Tenso
     """The Spread of each gradient of a kernel that recomputes P in FP32 from the log-sum-exp, rounds P and dS to a
     format for their products, reads o in it for delta = rowsum(dO * o), and sums in FP32.
 
-    Roundings count as in `tolerance`: each relative error has the variance u^2 / 3 and its weight in the gradient; those
-    of equal numbers are alike, and are added up over shifts against the grid. An error of delta, or of lse, is one for
-    all keys of a row. Of query heads that share keys each has its own dk and dv, rounded before they are added.
+    Roundings count as in `tolerance`: each relative error has the variance u^2 / 3 and its weight in the gradient;
+    those of equal numbers are alike, and are added up over shifts against the grid. An error of delta, or of lse, is
+    one for all keys of a row. Of query heads that share keys each has its own dk and dv, rounded before they are added.
 
     Args:
         dO, of_rows: as of `gradients`. strength: as of `Spread.bound`.

@@ -38,8 +38,8 @@ def dequantised(found: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> tu
             of features too (batch, heads, blocks, groups).
 
     Returns:
-        The tensors, in FP32 where one is in 8 bits or scaled; and a key of OF_P, or a format's name, in which the kernel
-        computes: "" where none is in 8 bits.
+        The tensors, in FP32 where one is in 8 bits or scaled; and a key of OF_P, or a format's name, in which the
+        kernel computes: "" where none is in 8 bits.
 
     Raises:
         ValueError: a scale does not fit its tensor, or a tensor of integers has none.
@@ -51,7 +51,7 @@ def dequantised(found: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> tu
         if fmt == "INT8" and f"{name}_scale" not in scales:
             raise ValueError(f"{name}: got INT8 without {name}_scale; accepted is it with one")
     values = {
-        name: (x.double() * _spread(name, scales[f"{name}_scale"], x.shape) if f"{name}_scale" in scales else x).float()
+        name: (_scaled(name, x, scales[f"{name}_scale"]) if f"{name}_scale" in scales else x).float()
         for name, x in found.items()
     }
     wide = [x.dtype for name, x in found.items() if name not in low]
@@ -59,23 +59,23 @@ def dequantised(found: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> tu
     return values, kernel
 
 
-def _spread(name, scale, shape):
-    """A scale of each value of a tensor, or what broadcasts to it."""
-    scale = scale.double()
+def _scaled(name, x, scale):
+    """A tensor of up to four dimensions times its scales."""
+    scale, shape = scale.double(), (1,) * (4 - x.ndim) + tuple(x.shape)
     if scale.numel() == 1:
-        return scale.reshape(())
+        return x.double() * scale.reshape(())
     scale = scale[None] if scale.ndim == 1 else scale
     full = scale.reshape(*scale.shape, *(1,) * (4 - scale.ndim)) if scale.ndim <= 4 else scale
     if full.ndim != 4 or full.shape[0] not in (1, shape[0]) or full.shape[1] not in (1, shape[1]):
-        accepted = "one number, or (heads,), (batch, heads), (batch, heads, blocks), (batch, heads, blocks, groups)"
-        raise ValueError(f"{name}_scale: got shape {tuple(scale.shape)} for {name} {tuple(shape)}; accepted is {accepted}")
+        got = f"{name}_scale: got shape {tuple(scale.shape)} for {name} {shape}"
+        raise ValueError(f"{got}; accepted is one number, (heads,), or (batch, heads, blocks, groups) without the last")
     for axis in (2, 3):
         n, blocks = shape[axis], full.shape[axis]
         if not 1 <= blocks <= n:
             raise ValueError(f"{name}_scale: got {blocks} blocks of {n}; accepted are as many as {name} has, or fewer")
         if blocks > 1:
             full = full.repeat_interleave(-(-n // blocks), axis).narrow(axis, 0, n)
-    return full
+    return (x.double() * full).reshape(x.shape)
 
 
 def on_grid(q: Tensor, k: Tensor, v: Tensor) -> str:
@@ -94,7 +94,7 @@ def precision_of(fmt: Format, inputs: Format, output: Format) -> Precision:
 
 
 def baseline_of(fmt: Format, output: Format) -> Callable[..., Tensor]:
-    """Baseline (`rule.baseline_for`) of q, k and v in FP32 or wider, rounded to its format; in 8 bits an emulated kernel."""
+    """Baseline (`rule.baseline_for`) of q, k and v in FP32 or wider, rounded to its format; in 8 bits emulated."""
     if fmt.name in OF_P:
         return partial(kernels.tiled, tiling=Tiling(64, 64), precision=precision_of(fmt, FP32, output))
     rounded = baseline_for(fmt)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -117,11 +116,12 @@ def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
 def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
     """Operands in few bits: FP8, block scales, and integers as caches hold them."""
     q, k, v = rows.q, rows.k, rows.v
-    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=replace(Precision.kernel(fmt), output=output))
-    for low, (key, shift) in product((E4M3, E5M2), (("probs", False), ("probs_shifted", True))):
-        precision = replace(settings["precision"], probs=OF_P[low.name] if shift else low)
-        o = kernels.tiled(q, k, v, **settings | dict(precision=precision))
-        yield Hypothesis(key, o, low.name).cause(rows)
+    precision = replace(Precision.kernel(fmt), output=output)
+    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=precision)
+    for low in (E4M3, E5M2):
+        for key, probs in (("probs", low), ("probs_shifted", OF_P[low.name])):
+            o = kernels.tiled(q, k, v, **settings | dict(precision=replace(precision, probs=probs)))
+            yield Hypothesis(key, o, low.name).cause(rows)
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:

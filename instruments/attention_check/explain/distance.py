@@ -56,7 +56,9 @@ class Distance:
         (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(call, dialect), ENOUGH * own)
         terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
         size = torch.maximum(golden.square(), terms).where(mask.counted[..., None], 0.0).sum()
-        off = ((rows.o - golden).where(mask.counted[..., None], 0.0).square().sum() / size).sqrt().nan_to_num(0.0).item()
+        off = (
+            ((rows.o - golden).where(mask.counted[..., None], 0.0).square().sum() / size).sqrt().nan_to_num(0.0).item()
+        )
         return cls(
             rows, fit(rows, golden), call.fmt, bound, rule, int(mask.nan.sum()),
             int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding, off,

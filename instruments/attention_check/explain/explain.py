@@ -22,8 +22,9 @@ from attention_check.probe.named_tensors import (
     narrower_format,
     option_values,
 )
+from attention_check.probe.packed import kept_apart
 from attention_check.probe.tensor_files import tensors
-from fa_lib.kernels.options import CallOptions, validate, within
+from fa_lib.kernels.options import CallOptions, validate
 from fa_lib.numerics.formats import Format
 
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -77,15 +78,6 @@ def _beside(stored):
     return beside, rest
 
 
-def _kept_apart(q, k, starts, options):
-    """The options of packed sequences; starts: of STARTS."""
-    if q.ndim != 3 or k.ndim != 3:
-        raise ValueError(f"q: got shape {tuple(q.shape)}; accepted with cu_seqlens is (rows, heads, head_dim)")
-    if "cu_seqlens" not in starts:
-        raise ValueError("cu_seqlens: it is missing beside cu_seqlens_k; accepted are both, or cu_seqlens alone")
-    return kept_apart(len(q), len(k), starts, dict(options))
-
-
 def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
     """A tensor as (batch, heads, sequence, features), a log-sum-exp as (batch, heads, sequence): of three dimensions it
     has no batch, of two no heads either.
@@ -124,7 +116,7 @@ def captured_call(
     reading, beside = reading or Reading(), beside or {}
     layout = reading.layout
     if starts := {name: x for name, x in beside.items() if name in STARTS}:
-        layout, options = "bshd", _kept_apart(q, k, starts, options or {})
+        layout, options = "bshd", kept_apart(q, k, starts, options or {})
     found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
     others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in (*SCALES, *STARTS)}
     scales = {name: x for name, x in beside.items() if name in SCALES}
@@ -204,45 +196,3 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
     beside, options = _beside(options)
     CallOptions.of(**options)
     return explain_call(captured_call(q, k, v, o, Reading(layout=layout), options, beside))
-
-
-LARGEST = 2**30  # scores of a head
-
-
-def kept_apart(n_q: int, n_kv: int, starts: dict[str, Tensor], options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call of all sequences at once, in which none sees another.
-
-    Args:
-        n_q, n_kv: rows of all sequences. starts: of `named_tensors.STARTS`: (sequences + 1,), whole numbers from 0 to
-            n_q, and to n_kv; those of keys may be missing where they are q's.
-        options: of each sequence. A causal mask and a window stay options where every sequence has as many queries as
-            keys; else they are in the mask, each sequence aligned bottom-right.
-
-    Raises:
-        ValueError: the starts are not accepted, or there is a mask already.
-    """
-    if options.get("mask") is not None:
-        raise ValueError("mask: got it with packed sequences; accepted is one of mask and cu_seqlens")
-    if n_q * n_kv > LARGEST:
-        raise ValueError(f"cu_seqlens: got {n_q:,} queries and {n_kv:,} keys; accepted are {LARGEST:,} scores a head")
-    of_q, of_k = STARTS
-    ends = {"q": _whole(of_q, starts[of_q], n_q), "k": _whole(of_k, starts.get(of_k, starts[of_q]), n_kv)}
-    if len(ends["q"]) != len(ends["k"]):
-        raise ValueError(f"cu_seqlens_k: got {len(ends['k']) - 1} sequences; accepted are q's {len(ends['q']) - 1}")
-    options, same = dict(options), ends["q"] == ends["k"]
-    left, right = (None, None) if same else options.pop("window", None) or (None, None)
-    if not same and options.pop("causal", False):
-        right = 0 if right is None else min(right, 0)
-    visible = torch.zeros(n_q, n_kv, dtype=torch.bool)
-    for first, end, first_key, end_key in zip(ends["q"], ends["q"][1:], ends["k"], ends["k"][1:]):
-        block = within(end - first, end_key - first_key, left, right, visible.device)
-        visible[first:end, first_key:end_key] = block
-    return options | dict(mask=visible)
-
-
-def _whole(name, starts, rows):
-    ends = [int(x) for x in starts.reshape(-1).tolist()]
-    if ends[:1] != [0] or ends[-1] != rows or sorted(ends) != ends:
-        accepted = f"rising numbers from 0 to {rows}, the rows of all sequences"
-        raise ValueError(f"{name}: got {ends[:6]}{' ...' if len(ends) > 6 else ''}; accepted are {accepted}")
-    return ends

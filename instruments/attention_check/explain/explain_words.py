@@ -49,8 +49,8 @@ CHANGES = {  # of an OtherOutput -> what it is
     "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",
     "scaled_twice": "the gradient with the scale twice: {factor:.4g} times what it should be",
     "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
-    "another_delta": "right but for rowsum(dO * o): each row has another number for it, as if it were read elsewhere, or "
-    "a gradient flowed into lse too (dlse in the file)",
+    "another_delta": "right but for rowsum(dO * o): each row has another number for it, as if it were read elsewhere, "
+    "or a gradient flowed into lse too (dlse in the file)",
     "without_dlse": "the gradient without what flows into lse (dlse)",
     "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
     "of_the_other": "{other}: dq and dk may be exchanged",
@@ -150,7 +150,9 @@ def _other(each, found):
         believed = "" if found.dialect else " as you believe it"
         return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
     if each.change:
-        return CHANGES[each.change].format(fmt=found.fmt, factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name))
+        return CHANGES[each.change].format(
+            fmt=found.fmt, factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name)
+        )
     size = "(root mean square)" if each.name == "lse" else "of its size"
     off = f"off by {each.residual:.2g} {size}; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:

@@ -96,8 +96,10 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
             return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
     # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
-    nearest = [numbers] if right >= PART or outcome is None else []
-    for numbers in nearest if nearest and outcome is numbers else [*nearest, *([outcome] if outcome else [])]:
+    tried = [numbers] if right >= PART or outcome is None else []
+    if outcome and all(each is not outcome for each in tried):
+        tried.append(outcome)
+    for numbers in tried:
         found, where, part = scan(call, numbers.rows), None, None
         wrong = _wrong(found.residual_by_row, numbers.rounding)
         rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]

@@ -188,7 +188,6 @@ def _other_gradients(
     """Wrong gradients to compare with: the key of a mistake, the given gradient of one group, the one that the mistake
     makes, and fields of an OtherOutput."""
     group, values, x = right.groups[worst], right.values[worst], _of_group(right, name, x, worst)
-    entry = worst // right.across
 
     def of(rows: Rows = group.rows, dO: Tensor = group.dO, *more: Any) -> Tensor:
         return gradients(rows, dO, *(more or [group.dlse]))[name]
@@ -262,7 +261,7 @@ def _residual(x: Tensor, due: Tensor) -> float:
 
 
 def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, Tensor]:
-    """The largest error of each gradient that attention written out step by step has, of TOGETHER rows, (..., n, 1): the
+    """The largest error of each gradient of attention written out step by step, of TOGETHER rows, (..., n, 1): the
     largest of ROOM * ALLOWED times Baseline's there, and the same of an emulated flash kernel. In FP32 eager code
     stands for Baseline where a head has more than SLOW scores."""
     rows = group.rows
