@@ -1,6 +1,7 @@
 """A call as somebody has it, and its rows as a dialect reads them: layouts, roles, masks, windows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,9 @@ LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
     "v_bshd": "v",
 }  # fmt: skip
 FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "v_transposed": lambda v: v.mT, "v_one_later": lambda v: v.roll(1, -2), "v_one_earlier": lambda v: v.roll(-1, -2),
+}  # fmt: skip
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
 
 
@@ -133,6 +137,7 @@ class Reader:
             raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
+        of_key = 0 * of_key if heads == "first" else of_key
         of_output = shape[1] - 1 - at if heads == "reversed" else at
         of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
         q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
@@ -154,7 +159,11 @@ def _laid_out(call, layout, roles):
     if misread == "column_major":  # memory of (batch, heads, head_dim, sequence)
         tensors[name] = tensors[name].mT.reshape(tensors[name].shape)
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
-    v = v.transpose(-1, -2) if roles == "v_transposed" else v
+    if roles in VALUES:
+        v = VALUES[roles](v)
+    if roles in ("first_half", "last_half"):
+        first, last = q.tensor_split([q.shape[-1] // 2], -1)
+        q = torch.cat([first, 0 * last] if roles == "first_half" else [0 * first, last], -1)
     o = tensors["o"]
     if layout == "o_flat":
         heads, features = q.shape[1], v.shape[-1]
@@ -191,7 +200,7 @@ def _scale(options, dialect, d):
         return dialect.scale * believed
     return {
         "": believed, "default": d**-0.5, "one": 1.0, "one_over_d": 1 / d, "sqrt_d": d**0.5, "twice": believed**2,
-        "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
+        "negative": -believed, "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
     }[dialect.scale]  # fmt: skip
 
 
@@ -209,6 +218,10 @@ def _added(options, reading, places, shape):
     keys = torch.arange(n_kv)[None]
     distance = keys - own  # (rows, n_kv), above 0 for later keys
     near = torch.ones(len(rows), n_kv, dtype=torch.bool)
+    if causal.startswith("tiles_of_"):
+        size = int(causal.removeprefix("tiles_of_"))
+        near &= keys < (own // size + 1) * size
+        causal = "none"
     near &= {
         "none": near, "bottom_right": distance <= 0, "top_left": keys <= rows[:, None], "strict": distance < 0,
         "one_later": distance <= 1, "reversed": distance >= 0,
@@ -261,6 +274,8 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
     if choice == "first_entry":
         mask = mask[:1].expand(shape)
+    if choice == "first_head":
+        mask = mask[:, :1].expand(shape)
     mask = taken(mask, entries, heads_at, rows).cpu()
     if times is not None:
         mask = mask.double()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
+from attention_check.conventions.tile_weights import Rule
 from attention_check.explain.arithmetic import SMOOTH
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions
 from attention_check.measure.mistakes import Cause
@@ -13,6 +14,7 @@ from attention_check.report.labels import subject
 
 LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
+SPAN = 0.25  # of the largest: numbers that differ by less are one number
 SAME = 1.1  # times the other's error: two outputs that are as near
 COMPUTATIONS = {  # key of a Cause -> what has these errors
     "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
@@ -56,6 +58,16 @@ CHANGES = {  # of an OtherOutput -> what it is
     "of_the_other": "{other}: dq and dk may be exchanged",
     "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
 }  # fmt: skip
+TILES = {  # of a Rule -> what is wrong
+    Rule.ROW_SUM: "each row is multiplied by a number of its own",
+    Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
+    Rule.PAGE: "some pages of {size} keys are taken twice, in place of others",
+    Rule.MISSING: "tiles of {size} keys are missing",
+    Rule.MAXIMUM: "its tiles of {size} keys are not rescaled where a later one raises the maximum",
+    Rule.EQUAL: "parts of {size} keys are merged without their log-sum-exp: each counts alike",
+    Rule.BASE_2: "parts of {size} keys are merged by 2 to the power of their natural log-sum-exp",
+    Rule.OTHER: "tiles of {size} keys have wrong weights",
+}
 OUT_OF_SIGHT = (
     "Out of sight here: what was done to q and k before (RoPE missing or applied twice, a norm), and to o after. "
     "Compare q, k and v of both sides first."
@@ -203,6 +215,10 @@ def _bug(found, name):
     if found.constant is not None:
         yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
         return
+    if found.tiles is not None:
+        yield f"{name} is {what(found.dialect)}, but {TILES[found.tiles.rule].format(size=found.tiles.size)}."
+        yield from _tiles(found)
+        return
     if found.where is not None:
         yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
         if found.part is not None:
@@ -229,6 +245,20 @@ def _bug(found, name):
     yield from _noise(found)
     yield from _nearest(found)
     yield OUT_OF_SIGHT
+
+
+def _tiles(found):
+    share = f"{found.where.share:.0%} of the rows"
+    rule, rows = found.tiles.rule, f"in {_where(found.where) if found.where.is_known else share}"
+    for first, last, least, largest in found.tiles.tiles:
+        span = f"{least:.2g} to {largest:.2g}" if largest - least > SPAN * max(abs(largest), 1) else f"{largest:.1f}"
+        if rule == Rule.ROW_SUM:
+            yield f"It is {span}, {rows}. The weights of a row are right among themselves: its row sum is wrong."
+        elif rule == Rule.MISSING:
+            yield f"Keys {first} to {last} are missing, {rows}."
+        elif rule != Rule.BEFORE_MASK:
+            yield f"Keys {first} to {last} have {span} times their weight, {rows}."
+    yield f"With these weights o is right to rounding; as attention it is off by {found.residual:.2g} of its size."
 
 
 def _noise(found):

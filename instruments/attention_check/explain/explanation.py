@@ -22,6 +22,7 @@ from attention_check.conventions.search import (  # fmt: skip
     fit,
     search,
 )
+from attention_check.conventions.tile_weights import wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import Distance, Scan, over_bound, scan
 from attention_check.explain.dropout import dropped, noise
@@ -88,10 +89,14 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         output = Format.of(call.o.dtype)
         found = computation(numbers.rows, output if call.stated in OF_P else call.fmt, output)
         alike = numbers.is_even and numbers.residual <= NEAR and not best.changes().keys() & GRADUAL
-        if found or alike:
+        if found or alike and not wrong_tiles(call, best):
             verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
             return _verdict_if_uniform(call, numbers, verdict, believed, found)
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
+        if solved := wrong_tiles(call, dialect):
+            tiles, rows, wrong = solved
+            where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+            return Distance.of(call, dialect).explained(Verdict.BUG, believed, tiles=tiles, where=where)
         if share := dropped(call.rows(dialect)):
             return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()

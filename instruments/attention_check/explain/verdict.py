@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.conventions import BY_CHOICE, Convention
+from attention_check.conventions.tile_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
 from fa_lib.execution.results import finite
 
@@ -127,6 +128,7 @@ class Explanation:
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
+        tiles: the weights of tiles of keys, where these alone are wrong; None where they are not, or were not solved for.
         hidden_nan: rows that are finite, though what they see is not.
         rows: how many were looked at, of how many.
         tried: the nearest dialects, and the residual of some rows in each; () where the believed one is right.
@@ -146,6 +148,7 @@ class Explanation:
     dropout: float | None = None
     noise: float | None = None
     constant: float | None = None
+    tiles: WrongTiles | None = None
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
