@@ -183,7 +183,6 @@ CONVENTIONS = (
     Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT),
     Convention("scale", "log2_e", "with powers of e of scores scaled for powers of 2 (times log2 e)", FAULT),
     Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT),
-    Convention("scale", "negative", "with the opposite sign of its scores", FAULT),
     Convention("mask", "ignored", "without the mask", FAULT, _has("mask")),
     Convention("mask", "inverted", "with the boolean mask of the other polarity: True is hidden", fits=_boolean,
                selects=BOOLEAN),
@@ -216,8 +215,8 @@ CONVENTIONS = (
     Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT),
     Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT),
     Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
-    *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the rest of "
-                 "their own tile", FAULT, lambda call, keys=keys: call.k.shape[2] > keys) for keys in TILES),
+    *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the "
+                 "rest of their own tile", FAULT, lambda call, keys=keys: call.k.shape[2] > keys) for keys in TILES),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
@@ -228,6 +227,7 @@ CONVENTIONS = (
     Convention("roles", "q_and_v_swapped", "with q and v exchanged", FAULT),
     Convention("roles", "v_one_later", "with each value that of the key before", FAULT),
     Convention("roles", "v_one_earlier", "with each value that of the key behind", FAULT),
+    Convention("roles", "negative", "with the opposite sign of its scores", FAULT),
     Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT),
     Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT),
     Convention("roles", "v_transposed", "with each head of v transposed", FAULT),

@@ -26,6 +26,7 @@ FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so 
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "v_transposed": lambda v: v.mT, "v_one_later": lambda v: v.roll(1, -2), "v_one_earlier": lambda v: v.roll(-1, -2),
 }  # fmt: skip
+QUERIES = {"negative": (-1, -1), "first_half": (1, 0), "last_half": (0, 1)}  # times each half of a query's features
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
 
 
@@ -161,9 +162,9 @@ def _laid_out(call, layout, roles):
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
     if roles in VALUES:
         v = VALUES[roles](v)
-    if roles in ("first_half", "last_half"):
+    if roles in QUERIES:
         first, last = q.tensor_split([q.shape[-1] // 2], -1)
-        q = torch.cat([first, 0 * last] if roles == "first_half" else [0 * first, last], -1)
+        q = torch.cat([times * x for times, x in zip(QUERIES[roles], (first, last))], -1)
     o = tensors["o"]
     if layout == "o_flat":
         heads, features = q.shape[1], v.shape[-1]
@@ -200,7 +201,7 @@ def _scale(options, dialect, d):
         return dialect.scale * believed
     return {
         "": believed, "default": d**-0.5, "one": 1.0, "one_over_d": 1 / d, "sqrt_d": d**0.5, "twice": believed**2,
-        "negative": -believed, "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
+        "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
     }[dialect.scale]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ FEATURES = 4  # of V, for each tile at least: half of them are fitted to, and tw
 HELD_OUT = 2.0  # times the residual that is rounding, on the features that were not fitted to
 SURE = 6.0  # standard errors: so far from 1 a tile's weight is off
 LEAST = 0.05  # and by so much: less may be rounding to one side
+IN_MOST = 0.95  # of the rows, that follow a rule: the others are as rounding may make one in twenty
 AGREE = 0.05  # root mean square of log times that a rule may leave, of what there is
 KEYS = 4.0  # that share a tile's weight, in the mean over a row's tiles: with fewer, factors of tiles fit any error
 MOST = 4  # tiles that are listed
@@ -42,8 +43,8 @@ class WrongTiles:
 
     Attributes:
         size: keys of a tile. rule: what the weights follow.
-        tiles: (first key, last key, least, largest) of those that are off in most rows, at most MOST: how many times its
-            weight a tile has, the 5th and the 95th percentile of these rows.
+        tiles: (first key, last key, least, largest) of those that are off in most rows, at most MOST: how many times
+            its weight a tile has, the 5th and the 95th percentile of these rows.
     """
 
     size: int
@@ -122,15 +123,15 @@ def _rule(rows, size, times, near, off, counted):
         of_all = (rows.products * rows.scale)[counted]  # as if the mask came after the softmax
         left = (torch.logsumexp(S, -1) - torch.logsumexp(of_all, -1)).exp()
         alike = (times[:, 0] - left).abs().max() < LEAST * times.max()
-        return (Rule.BEFORE_MASK if alike and (S == -math.inf).any() else Rule.ROW_SUM), off
+        return (Rule.BEFORE_MASK if alike and (-math.inf == S).any() else Rule.ROW_SUM), off
     gone, wrong = off & (times.abs() < near), off.any(-1)
     others = times.masked_fill(gone, math.nan).nanmedian(-1, keepdim=True).values  # a row sum without these keys
     twice = off & ((times - 2 * others).abs() < 2 * near * others)
     rest = ((times - others).abs() < near * others) | ~(off | gone)
-    if gone.any() and (gone | twice | rest).all():
-        if not twice.any():
+    if gone.any() and _in_most((gone | twice | rest).all(-1)):
+        if _in_most(~twice.any(-1)):
             return Rule.MISSING, gone
-        if torch.equal(gone.sum(-1), twice.sum(-1)):
+        if _in_most(gone.sum(-1) == twice.sum(-1)):
             return Rule.PAGE, gone | twice
     parts = S.split(size, -1)
     L = torch.stack([part.logsumexp(-1) for part in parts], -1)[wrong]  # (rows, tiles)
@@ -140,6 +141,10 @@ def _rule(rows, size, times, near, off, counted):
         if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
             return rule, off
     return Rule.OTHER, off
+
+
+def _in_most(rows):
+    return rows.double().mean().item() >= IN_MOST
 
 
 def _spread(x):

@@ -176,7 +176,10 @@ def _other(each, found):
 
 def _rounding(found, name):
     rest = " Nothing to fix." if found.is_rounding else ""
-    yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{rest}"
+    exact = f"as exact as {found.fmt} allows"
+    if found.times_bound is not None and found.times_bound > 1:
+        exact = f"as exact as plain attention that rounds S and P to {found.fmt}; fused kernels are more exact"
+    yield f"{name} is attention of q, k and v, {exact}.{rest}"
     yield from _bound(found)
 
 

@@ -128,7 +128,7 @@ class Explanation:
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
-        tiles: the weights of tiles of keys, where these alone are wrong; None where they are not, or were not solved for.
+        tiles: the weights of tiles of keys, where these alone are wrong; else None.
         hidden_nan: rows that are finite, though what they see is not.
         rows: how many were looked at, of how many.
         tried: the nearest dialects, and the residual of some rows in each; () where the believed one is right.
