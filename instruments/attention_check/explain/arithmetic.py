@@ -11,7 +11,7 @@ from attention_check.conventions.attention import Rows, attend
 from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
-from attention_check.measure.mistakes import Cause, Hypothesis, Worst, causes
+from attention_check.measure.mistakes import Cause, Hypothesis, Worst, mistakes
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -31,12 +31,12 @@ INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
+def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Cause | None:
     """The computation that reproduces most of the error in the worst rows of the worst head, and of another head, or in
     other rows where there is one head; None where none of those tried reproduces PARTLY of both.
 
     Args:
-        fmt, output: of the inputs and of the output.
+        fmt: of the inputs. precision: of a right kernel. block: keys of its tiles.
 
     Returns:
         Its key is one of mistakes.STEPS and their like; "kernel" (of a coarser format), "products" (only its products),
@@ -58,8 +58,8 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
         others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
     else:
         at, other, others = at[::2], (entry, head), at[1::2]
-    tried = _families(rows, golden, entry, head, at, fmt, output)
-    again = _families(rows, golden, *other, others, fmt, output) if len(others) else None
+    tried = _families(Worst.of(rows, golden, entry, head, at), fmt, precision, block)
+    again = _families(Worst.of(rows, golden, *other, others), fmt, precision, block) if len(others) else None
     for i, family in enumerate(tried):  # the cheaper ones first
         found = sorted((each for each in family if each.share >= PARTLY), key=lambda each: -each.share)
         if found and again is None:
@@ -71,20 +71,19 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
     return None
 
 
-def _families(rows, golden, entry, head, at, fmt, output):
+def _families(worst, fmt, precision, block):
     """What computations give for some rows of a head."""
-    worst = Worst.of(rows, golden, entry, head, at)
-    precision = replace(Precision.kernel(fmt), output=output)
     return [
-        _coarser(worst, fmt, output),
-        *([] if "sinks" in worst.options else [_quantized(worst, fmt, output)]),
-        _known(worst, precision),
+        _coarser(worst, fmt, precision.output),
+        *([] if "sinks" in worst.options else [_quantized(worst, fmt, precision.output)]),
+        _known(worst, precision, block),
     ]
 
 
-def _known(rows: Worst, precision: Precision) -> Iterator[Cause]:
+def _known(rows: Worst, precision: Precision, block: int) -> Iterator[Cause]:
     """Single steps in fewer bits."""
-    yield from (each for each in causes(rows, precision, BLOCK) if each.same)
+    for each in mistakes(rows, precision, block):
+        yield each.cause(rows)
     n_kv = rows.k.shape[0]
     if n_kv > SINGLE:
         return

@@ -14,20 +14,6 @@ from attention_check.report.labels import subject
 LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SAME = 1.1  # times the other's error: two outputs that are as near
-COMPUTATIONS = {  # key of a Cause -> what has these errors
-    "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
-    "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
-    "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
-    "written": "{fmt} products in unfused code: q, k, v and P, divided by its sum, rounded to {fmt}, all else in FP32",
-    "written_k_scaled": "{fmt} products in unfused code: q, k times the scale, v and P, divided by its sum, rounded to "
-    "{fmt}, all else in FP32",
-    "probs": "P in {fmt} as it is, up to 1, and row sums of what was not rounded",
-    "probs_shifted": "P in {fmt}, times the power of two that uses all of it",
-    "quantized": "q, k, v and P in {fmt}",
-    "quantized_qkv": "q, k and v in {fmt}",
-    "quantized_kv": "k and v in {fmt}, as in a quantised cache",
-    "quantized_qk": "q and k in {fmt}",
-}
 FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Cause
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
@@ -268,8 +254,7 @@ def _bound(found):
 
 
 def _computation(found: Cause) -> str:
-    words = COMPUTATIONS.get(found.key)
-    text = words.format(fmt=FORMATS.get(found.fmt, found.fmt)) if words else subject(vars(found))
+    text = subject(vars(found) | dict(fmt=FORMATS.get(found.fmt, found.fmt)))
     return f"{text} ({found.share:.0%} of the squared error)"
 
 
