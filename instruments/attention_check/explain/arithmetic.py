@@ -22,6 +22,7 @@ from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Fo
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
+ALL_OF_IT = 0.95  # of the squared error: with so much, no other computation is tried
 SINGLE = 1024  # keys: with more, tiles of one take too long
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
@@ -39,9 +40,9 @@ def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Ca
         fmt: of the inputs. precision: of a right kernel. block: keys of its tiles.
 
     Returns:
-        Its key is one of mistakes.STEPS and their like; "kernel" (of a coarser format), "products" (only its products),
-        "cut" (the same, truncated), "written" or "written_k_scaled" (in unfused code); "quantized" (Q, K, V and P),
-        "quantized_qkv", "quantized_kv" or "quantized_qk". fmt: a format, a key of SCHEMES or INTEGERS, or SMOOTH.
+        Its key is one of mistakes.ROUNDINGS: "kernel" is one of a coarser format, "products" only its products, "cut"
+        the same, truncated, "written" and "written_k_scaled" in unfused code; "quantized" is of Q, K, V and P. fmt: a
+        format, a key of SCHEMES or INTEGERS, or SMOOTH.
     """
     if rows.dialect.softmax or rows.dialect.softcap:  # emulations have attention's softmax
         return None
@@ -60,15 +61,16 @@ def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Ca
         at, other, others = at[::2], (entry, head), at[1::2]
     tried = _families(Worst.of(rows, golden, entry, head, at), fmt, precision, block)
     again = _families(Worst.of(rows, golden, *other, others), fmt, precision, block) if len(others) else None
+    confirmed: list[Cause] = []
     for i, family in enumerate(tried):  # the cheaper ones first
-        found = sorted((each for each in family if each.share >= PARTLY), key=lambda each: -each.share)
-        if found and again is None:
-            return found[0]
-        alike = {(each.key, each.fmt) for each in again[i] if each.share >= PARTLY} if found and again else set()
-        for each in found:
-            if (each.key, each.fmt) in alike:
-                return each
-    return None
+        found = [each for each in family if each.share >= PARTLY]
+        if found and again is not None:
+            alike = {(each.key, each.fmt) for each in again[i] if each.share >= PARTLY}
+            found = [each for each in found if (each.key, each.fmt) in alike]
+        confirmed += found
+        if any(each.share >= ALL_OF_IT for each in confirmed):
+            break
+    return max(confirmed, key=lambda each: each.share, default=None)
 
 
 def _families(worst, fmt, precision, block):
