@@ -46,6 +46,12 @@ OUT_OF_SIGHT = (
     "Out of sight here: what was done to q and k before (RoPE missing or applied twice, a norm), and to o after. "
     "Compare q, k and v of both sides first."
 )
+SHORT_CALL = """\
+Next: save a call of the same kernel with at most {keys} keys, as many as v has features: its weights are solved for.
+    n = {keys}
+    q, k, v = q[:, :, -n:], k[:, :, :n], v[:, :, :n]  # and the mask, if there is one
+    np.savez("short.npz", q=q, k=k, v=v, o=kernel(q, k, v))  # then: fa-lib explain short.npz
+Where Python can call the kernel, `fa-lib explain --kernel file.py:function` measures its weights at any length."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,8 @@ def _bug(found, name):
     yield from _noise(found)
     yield from _nearest(found)
     yield OUT_OF_SIGHT
+    if found.short:
+        yield from SHORT_CALL.format(keys=found.short).splitlines()
 
 
 def _noise(found):

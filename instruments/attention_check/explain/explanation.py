@@ -148,7 +148,24 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         if is_known := where is not None and where.is_known:
             break
     like = None if is_known else noise(numbers.rows)
-    return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like)
+    if where is not None and where.heads and part is None and outcome is numbers:
+        part = _in_heads(call, where.heads)
+    keys, features = numbers.rows.v.shape[-2:]
+    short = features if where is None and keys > features else 0
+    return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
+
+
+def _in_heads(call: CapturedCall, ranges: tuple[tuple[int, int], ...]) -> dict[str, Any] | None:
+    """The changes of a dialect in which some heads are right, confirmed as that of all heads is; None if none is."""
+    heads = torch.tensor([head for first, last in ranges for head in range(first, last + 1)])
+    options, count, of_k = dict(call.options), call.q.shape[1], heads * call.k.shape[1] // call.q.shape[1]
+    if (mask := options.get("mask")) is not None and mask.ndim > 2 and mask.shape[-3] == count:
+        options["mask"] = mask.index_select(-3, heads)
+    if options.get("sinks") is not None:
+        options["sinks"] = options["sinks"].reshape(-1)[heads]
+    own = replace(call, q=call.q[:, heads], k=call.k[:, of_k], v=call.v[:, of_k], o=call.o[:, heads], options=options)
+    found = _right(own, holding(own, search(own)), 0.0)
+    return found.dialect or None if found and found.where is None else None
 
 
 def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Explanation | None:
