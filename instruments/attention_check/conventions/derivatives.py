@@ -136,7 +136,7 @@ def before_the_sum(rows: Rows, fmt: Format | None = None) -> tuple[Tensor, Tenso
         products = rows.products.detach()
         rows = replace(rows, products=rows.products + (fmt(products) - products))
     P = torch.exp(scores(rows) - lse.where(lse.isfinite(), 0.0))
-    return P @ rows.v, P.sum(-1)
+    return rows.dialect.factor * (P @ rows.v), P.sum(-1)
 
 
 def along_delta(rows: Rows) -> Tensor:
@@ -184,7 +184,7 @@ def spreads(rows: Rows, dO: Tensor, fmt: Format, strength: float, of_rows: Tenso
     scale, (n_q, n_kv), d, d_v = rows.scale, rows.shape[2:], rows.q.shape[-1], rows.v.shape[-1]
     k, v = rows.k[0, :1].nan_to_num(0.0), rows.v[0, :1].nan_to_num(0.0)  # (1, n_kv, d)
     shifts = [2 ** ((i + 0.5) / SHIFTS) for i in range(SHIFTS)] if fmt.precision < FP32.precision else []
-    heads = rows.q.shape[1]
+    heads, dO = rows.q.shape[1], rows.dialect.factor * dO
     dk, dv = torch.zeros(heads, n_kv, d).double(), torch.zeros(heads, n_kv, d_v).double()
     total = {name: torch.zeros_like(x[0]) for name, x in (("dk", dk), ("dv", dv))}  # variances
     terms, size = ({name: torch.zeros_like(x) for name, x in total.items()} for _ in range(2))
