@@ -46,8 +46,10 @@ class Group:
         dO = turned(call, dialect, "dO", "o")
         if dO.shape != (*q.shape[:3], rows.v.shape[-1]):
             raise Unfit(f"dO has the shape {tuple(dO.shape)}, where that of o is due")
-        dlse = of_rows(call, "dlse", q.shape[:3])
-        return cls(rows, kv_head, *(None if x is None else x[entry][heads][None].double().cpu() for x in (dO, dlse)))
+        dlse = call.others.get("dlse")
+        if dlse is not None:
+            dlse = of_rows(dlse, "dlse", tuple(q.shape[:3]))[entry][heads][None].double().cpu()
+        return cls(rows, kv_head, dO[entry][heads][None].double().cpu(), dlse)
 
 
 def _refuse_unlike(dialect: Dialect) -> None:
@@ -64,19 +66,17 @@ def turned(call: CapturedCall, dialect: Dialect, name: str, like: str) -> Tensor
     return as_read(call.others[name], like, dialect.layout)
 
 
-def of_rows(call: CapturedCall, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """A number of each row, as (batch, heads, n_q): "lse" or "dlse"; None where there is none.
+def of_rows(x: Tensor, name: str, shape: tuple[int, int, int]) -> Tensor:
+    """A number of each row, "lse" or "dlse", as (batch, heads, n_q).
 
     Raises:
         Unfit: it has another shape.
     """
     batch, heads, n_q = shape
-    x = call.others.get(name)
-    if x is not None and x.shape == (batch, n_q, heads) != (batch, heads, n_q):
-        x = x.transpose(1, 2)
-    if x is not None and x.shape != (batch, heads, n_q):
-        raise Unfit(f"{name} has the shape {tuple(call.others[name].shape)}, where {(batch, heads, n_q)} is due")
-    return x
+    as_read = x.transpose(1, 2) if x.shape == (batch, n_q, heads) != shape else x
+    if as_read.shape != shape:
+        raise Unfit(f"{name} has the shape {tuple(x.shape)}, where {shape} is due")
+    return as_read
 
 
 def gradients(

@@ -121,7 +121,8 @@ def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
     settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=precision)
     for low in (E4M3, E5M2):
         for key, probs in (("probs", low), ("probs_shifted", OF_P[low.name])):
-            o = kernels.tiled(q, k, v, **settings | dict(precision=replace(precision, probs=probs)))
+            changed: dict[str, Any] = settings | dict(precision=replace(precision, probs=probs))
+            o = kernels.tiled(q, k, v, **changed)
             yield Hypothesis(key, o, low.name).cause(rows)
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1

@@ -50,7 +50,7 @@ def explanation(call: CapturedCall) -> Explanation:
         Unfit: the tensors make no call of attention in any layout.
     """
     outcome = Distance.of(call, Dialect()) if _fits(call, Dialect()) else None
-    exact = outcome and outcome.is_rounding and outcome.is_counted and outcome.times_bound <= 1
+    exact = outcome and outcome.is_rounding and outcome.is_counted and (outcome.times_bound or 0.0) <= 1
     if not (exact or call.stated or call.declared) and (
         low := on_grid(call.q, call.k, call.v)
     ):  # of a kernel in 8 bits
@@ -139,8 +139,9 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     tried = [numbers] if right >= PART or outcome is None else []
     if outcome and all(each is not outcome for each in tried):
         tried.append(outcome)
+    found, where, part, is_known = scan(call, tried[0].rows), None, None, False
     for numbers in tried:
-        found, where, part = scan(call, numbers.rows), None, None
+        found, where, part = scan(call, numbers.rows) if numbers is not tried[0] else found, None, None
         wrong = _wrong(found.residual_by_row, numbers.rounding)
         rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]
         if rest.numel() and rest.median() <= NEAR:  # the others are attention
