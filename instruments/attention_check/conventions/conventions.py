@@ -287,7 +287,7 @@ def _change(key):
 
 
 def _written(number):
-    return f"{number:.3g}" if isinstance(number, float) else f"{number}"
+    return f"{number:.4g}" if isinstance(number, float) else f"{number}"
 
 
 def is_of_keys(text: str) -> bool:

@@ -46,8 +46,10 @@ class Group:
         dO = turned(call, dialect, "dO", "o")
         if dO.shape != (*q.shape[:3], rows.v.shape[-1]):
             raise Unfit(f"dO has the shape {tuple(dO.shape)}, where that of o is due")
-        dlse = of_rows(call, "dlse", q.shape[:3])
-        return cls(rows, kv_head, *(None if x is None else x[entry][heads][None].double().cpu() for x in (dO, dlse)))
+        dlse = call.others.get("dlse")
+        if dlse is not None:
+            dlse = of_rows(dlse, "dlse", tuple(q.shape[:3]))[entry][heads][None].double().cpu()
+        return cls(rows, kv_head, dO[entry][heads][None].double().cpu(), dlse)
 
 
 def _refuse_unlike(dialect: Dialect) -> None:
@@ -64,19 +66,17 @@ def turned(call: CapturedCall, dialect: Dialect, name: str, like: str) -> Tensor
     return as_read(call.others[name], like, dialect.layout)
 
 
-def of_rows(call: CapturedCall, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """A number of each row, as (batch, heads, n_q): "lse" or "dlse"; None where there is none.
+def of_rows(x: Tensor, name: str, shape: tuple[int, int, int]) -> Tensor:
+    """A number of each row, "lse" or "dlse", as (batch, heads, n_q).
 
     Raises:
         Unfit: it has another shape.
     """
     batch, heads, n_q = shape
-    x = call.others.get(name)
-    if x is not None and x.shape == (batch, n_q, heads) != (batch, heads, n_q):
-        x = x.transpose(1, 2)
-    if x is not None and x.shape != (batch, heads, n_q):
-        raise Unfit(f"{name} has the shape {tuple(call.others[name].shape)}, where {(batch, heads, n_q)} is due")
-    return x
+    as_read = x.transpose(1, 2) if x.shape == (batch, n_q, heads) != shape else x
+    if as_read.shape != shape:
+        raise Unfit(f"{name} has the shape {tuple(x.shape)}, where {shape} is due")
+    return as_read
 
 
 def gradients(
@@ -136,7 +136,7 @@ def before_the_sum(rows: Rows, fmt: Format | None = None) -> tuple[Tensor, Tenso
         products = rows.products.detach()
         rows = replace(rows, products=rows.products + (fmt(products) - products))
     P = torch.exp(scores(rows) - lse.where(lse.isfinite(), 0.0))
-    return P @ rows.v, P.sum(-1)
+    return rows.dialect.factor * (P @ rows.v), P.sum(-1)
 
 
 def along_delta(rows: Rows) -> Tensor:
@@ -184,7 +184,7 @@ def spreads(rows: Rows, dO: Tensor, fmt: Format, strength: float, of_rows: Tenso
     scale, (n_q, n_kv), d, d_v = rows.scale, rows.shape[2:], rows.q.shape[-1], rows.v.shape[-1]
     k, v = rows.k[0, :1].nan_to_num(0.0), rows.v[0, :1].nan_to_num(0.0)  # (1, n_kv, d)
     shifts = [2 ** ((i + 0.5) / SHIFTS) for i in range(SHIFTS)] if fmt.precision < FP32.precision else []
-    heads = rows.q.shape[1]
+    heads, dO = rows.q.shape[1], rows.dialect.factor * dO
     dk, dv = torch.zeros(heads, n_kv, d).double(), torch.zeros(heads, n_kv, d_v).double()
     total = {name: torch.zeros_like(x[0]) for name, x in (("dk", dk), ("dv", dv))}  # variances
     terms, size = ({name: torch.zeros_like(x) for name, x in total.items()} for _ in range(2))

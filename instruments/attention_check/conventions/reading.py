@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows
 from attention_check.conventions.low_bits import OF_P, baseline_of, precision_of
+from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
 
@@ -46,6 +47,8 @@ class CapturedCall:
             gradient of o, like it; dlse, of lse; dq, dk and dv, like q, k and v. In another order of dimensions, too.
         stated: a key of `low_bits.OF_P`, or a format's name: that of a kernel whose q, k and v are held in a wider one,
             as they are of 8 bits and their scales. "" is that of q.
+        declared: the Precision that a kernel declares, whose bound alone decides; None: that of a kernel in `fmt`, or
+            of attention written out step by step. block: keys of its tiles.
     """
 
     q: Tensor
@@ -55,6 +58,8 @@ class CapturedCall:
     options: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Tensor] = field(default_factory=dict)
     stated: str = ""
+    declared: Precision | None = None
+    block: int = BLOCK
 
     @property
     def fmt(self) -> Format:
@@ -64,7 +69,7 @@ class CapturedCall:
     @property
     def precision(self) -> Precision:
         """Of a right kernel."""
-        return precision_of(self.fmt, Format.of(self.q.dtype), Format.of(self.o.dtype))
+        return self.declared or precision_of(self.fmt, Format.of(self.q.dtype), Format.of(self.o.dtype))
 
     def baseline(self, rows: Rows) -> Tensor:
         """Baseline's output of rows in a dialect that a kernel computes, without its factor, float64."""

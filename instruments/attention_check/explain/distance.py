@@ -30,7 +30,7 @@ class Distance:
         times_bound: the largest error over its bound; None where there is none. times_rule: over Baseline's largest.
         nan_rows, hidden_nan, blind_rows: as of an Explanation. count: rows of the whole output.
         rounding: the residual of an error that is rounding. of_terms: the root mean square of the error over that of
-            the larger of the output and of the terms that it sums, before they cancel.
+            the larger of the output and of the terms that it sums, before they cancel. strict: the bound decides alone.
     """
 
     rows: Rows
@@ -44,6 +44,7 @@ class Distance:
     count: int
     rounding: float
     of_terms: float
+    strict: bool
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect) -> "Distance":
@@ -62,6 +63,7 @@ class Distance:
         return cls(
             rows, fit(rows, golden), call.fmt, bound, rule, int(mask.nan.sum()),
             int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding, off,
+            call.declared is not None,
         )  # fmt: skip
 
     @property
@@ -79,7 +81,7 @@ class Distance:
         if self.times_bound is None:
             return self.is_right
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
-        by_rule = by_rule and self.of_terms <= UNITS * self.fmt.unit_roundoff
+        by_rule = by_rule and not self.strict and self.of_terms <= UNITS * self.fmt.unit_roundoff
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
     @property

@@ -135,7 +135,8 @@ def captured_call(
         found["o"] = _narrowed(found["o"], dtype)
         others |= {name: _narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
     held = {name: x for name, x in (options or {}).items() if x is not None}
-    call = CapturedCall(**found, options=held, others=others, stated=stated)
+    q, k, v, o = (found[name] for name in ("q", "k", "v", "o"))
+    call = CapturedCall(q, k, v, o, held, others, stated)
     _check(call)
     return call
 

@@ -16,20 +16,6 @@ LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called 
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
 SAME = 1.1  # times the other's error: two outputs that are as near
-COMPUTATIONS = {  # key of a Cause -> what has these errors
-    "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
-    "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
-    "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
-    "written": "{fmt} products in unfused code: q, k, v and P, divided by its sum, rounded to {fmt}, all else in FP32",
-    "written_k_scaled": "{fmt} products in unfused code: q, k times the scale, v and P, divided by its sum, rounded to "
-    "{fmt}, all else in FP32",
-    "probs": "P in {fmt} as it is, up to 1, and row sums of what was not rounded",
-    "probs_shifted": "P in {fmt}, times the power of two that uses all of it",
-    "quantized": "q, k, v and P in {fmt}",
-    "quantized_qkv": "q, k and v in {fmt}",
-    "quantized_kv": "k and v in {fmt}, as in a quantised cache",
-    "quantized_qk": "q and k in {fmt}",
-}
 FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Cause
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
@@ -72,6 +58,12 @@ OUT_OF_SIGHT = (
     "Out of sight here: what was done to q and k before (RoPE missing or applied twice, a norm), and to o after. "
     "Compare q, k and v of both sides first."
 )
+SHORT_CALL = """\
+Next: save a call of the same kernel with at most {keys} keys, as many as v has features: its weights are solved for.
+    n = {keys}
+    q, k, v = q[:, :, -n:], k[:, :, :n], v[:, :, :n]  # and the mask, if there is one
+    np.savez("short.npz", q=q, k=k, v=v, o=kernel(q, k, v))  # then: fa-lib explain short.npz
+Where Python can call the kernel, `fa-lib explain --kernel file.py:function` measures its weights at any length."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +240,8 @@ def _bug(found, name):
     yield from _noise(found)
     yield from _nearest(found)
     yield OUT_OF_SIGHT
+    if found.short:
+        yield from SHORT_CALL.format(keys=found.short).splitlines()
 
 
 def _tiles(found):
@@ -301,8 +295,7 @@ def _bound(found):
 
 
 def _computation(found: Cause) -> str:
-    words = COMPUTATIONS.get(found.key)
-    text = words.format(fmt=FORMATS.get(found.fmt, found.fmt)) if words else subject(vars(found))
+    text = subject(vars(found) | dict(fmt=FORMATS.get(found.fmt, found.fmt)))
     return f"{text} ({found.share:.0%} of the squared error)"
 
 

@@ -189,8 +189,8 @@ def _other_gradients(
     makes, and fields of an OtherOutput."""
     group, values, x = right.groups[worst], right.values[worst], _of_group(right, name, x, worst)
 
-    def of(rows: Rows = group.rows, dO: Tensor = group.dO, *more: Any) -> Tensor:
-        return gradients(rows, dO, *(more or [group.dlse]))[name]
+    def of(rows: Rows = group.rows, dO: Tensor = group.dO) -> Tensor:
+        return gradients(rows, dO, group.dlse)[name]
 
     factor = ((x * values[name]).sum() / values[name].square().sum().clamp(min=1e-300)).item()
     if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
@@ -202,14 +202,14 @@ def _other_gradients(
     if other and values[other].shape == x.shape:
         yield "of_the_other", x, values[other], {}
     if group.dlse is not None and name != "dv":
-        yield "without_dlse", x, of(group.rows, group.dO, None), {}
+        yield "without_dlse", x, gradients(group.rows, group.dO)[name], {}
     if group.rows.dialect.is_standard:
         dlse = 0.0 if group.dlse is None else group.dlse
         delta = deltas(group.rows, group.dO)
         if name != "dv":
-            yield "without_delta", x, of(group.rows, group.dO, 0 * delta + dlse, before_the_sum), {}
+            yield "without_delta", x, gradients(group.rows, group.dO, 0 * delta + dlse, before_the_sum)[name], {}
         rounded = partial(before_the_sum, fmt=right.call.fmt)
-        yield "scores", x, of(group.rows, group.dO, dlse - delta, rounded), {}
+        yield "scores", x, gradients(group.rows, group.dO, dlse - delta, rounded)[name], {}
     dO = turned(right.call, right.dialect, "dO", "o")
     batch, heads, n, d = dO.shape
     entries, heads_at, _ = group.rows.places
@@ -298,7 +298,7 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     """
     sample = call.rows(dialect)
     batch, heads, n_q, _ = sample.shape
-    x = of_rows(call, "lse", (batch, heads, n_q))
+    x = of_rows(call.others["lse"], "lse", (batch, heads, n_q))
     as_read = "" if x.shape == call.others["lse"].shape else "heads_last"
     fmt, squares, times, count, off = Format.of(x.dtype), 0.0, 0.0, 0, 0
     places = places_of(call, sample)
