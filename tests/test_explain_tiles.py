@@ -101,3 +101,11 @@ def test_weights_of_tiles_are_not_named_where_the_keys_own_are_wrong():
         assert explain(q * times, k, v, o).tiles is None
     o = (S.softmax(-1) @ v.double()) * (1 + 0.05 * torch.randn(v.shape, generator=noise))
     assert explain(q, k, v, o.bfloat16()).tiles is None
+
+
+def test_scores_of_fp16_inputs_that_are_rounded_to_bf16_are_named():
+    q, k, v = (x.half() for x in problem()[:3])
+    q = 4 * q
+    S = (q.double() @ k.double().mT / D**0.5).bfloat16().double()
+    found = explain(q, k, v, (S.softmax(-1) @ v.double()).half())
+    assert (found.verdict, found.arithmetic.key, found.arithmetic.fmt) == ("precision", "scores", "BF16")

@@ -130,7 +130,8 @@ def mistakes(rows: Worst, precision: Precision, block: int) -> Iterator[Hypothes
         o = kernels.tiled(*tensors, precision=changed, **rows.options, **kernel_options)
         return precision.output(o)
 
-    for fmt in (narrow,) if narrow.precision < FP32.precision else (TF32, BF16, FP16):
+    coarser = {FP16: (FP16, BF16)}.get(narrow, (narrow,)) if narrow.precision < FP32.precision else (TF32, BF16, FP16)
+    for fmt in coarser:
         for key, steps in STEPS.items():
             if all(getattr(precision, step).precision <= fmt.precision for step in steps):
                 continue
