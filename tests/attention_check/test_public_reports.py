@@ -177,11 +177,10 @@ def test_a_tensor_that_means_nothing_or_stands_twice_or_contradicts_the_command_
     o = kernels.as_shipped(q, k, v)
     for more, words, told in (
         (dict(o=o, o3=2 * o), (), "o3: got a tensor of this name, which would not be used; accepted are q or query; k"),
-        (dict(o=o, o3=2 * o), (), "lse or softmax_lse or logsumexp or log_sum_exp; dq or"),
+        (dict(o=o, o3=2 * o), (), "lse or softmax_lse or logsumexp or log_sum_exp; dlse or"),
         (dict(o=o, o2=2 * o, o_ref=3 * o), (), "got it beside o"),
-        (dict(o=o, k_scale=torch.ones(1)), (), "k_scale: got it, which no command reads: multiply"),
-        (dict(o=o, dlse=torch.ones(1)), (), "dlse: got it, which no command reads: no command judges a gradient"),
-        (dict(o=o, cu_seqlens=torch.tensor([0, 16])), (), "cu_seqlens: got packed sequences; `fa-lib explain` takes"),
+        (dict(o=o, k_scale=torch.ones(3)), (), "k_scale: got shape (1, 3) for k (1, 2, 16, 8); accepted is one"),
+        (dict(o=o, cu_seqlens=torch.tensor([0, 16])), (), "q: got shape (1, 2, 16, 8); accepted with cu_seqlens is"),
         (dict(o=o, out=2 * o), (), "out: got it beside o;"),
         (dict(o=o, scale=torch.tensor([1.0, 2.0])), (), "scale: got 2 numbers; accepted is one number"),
         (dict(o=o, scale=torch.tensor(0.5)), ("--scale", "0.25"), "scale: got 0.25, and 0.5 in the file"),
@@ -193,9 +192,26 @@ def test_a_tensor_that_means_nothing_or_stands_twice_or_contradicts_the_command_
     path = saved(tmp_path, q=q[:, :, :4], k=k, v=v, is_causal=torch.tensor(True))
     done = command("check", "tensors", path)
     assert done.exit_code == 2 and "is_causal: got it" in done.output
-    path = saved(tmp_path, **{name: x.to(torch.float8_e4m3fn) for name, x in zip("qkv", (q, k, v))})
+    path = saved(tmp_path, **{name: (9 * x).to(torch.int8) for name, x in zip("qkv", (q, k, v))})
     done = command("check", "tensors", path)
-    assert done.exit_code == 2 and "q: got torch.float8_e4m3fn; accepted are BF16" in done.output
+    assert done.exit_code == 2 and "INT8 without q_scale" in done.output
+
+
+def test_packed_sequences_and_eight_bits_with_scales_are_judged_by_check(tmp_path):
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in normal(1, 2, 96, 32, dtype=torch.bfloat16))
+    scales = dict(k_scale=torch.tensor([0.25, 0.5]), v_scale=torch.tensor(2.0))
+    low = {name: (x / 4).to(torch.float8_e4m3fn) for name, x in dict(k=k, v=v).items()}
+    wide = (low["k"].float() * scales["k_scale"][:, None]).bfloat16(), (low["v"].float() * 2).bfloat16()
+    parts = [
+        kernels.as_shipped(*(x[at].transpose(0, 1)[None] for x in (q, *wide)), causal=True)
+        for at in (slice(0, 40), slice(40, 96))
+    ]
+    o = torch.cat(parts, 2)[0].transpose(0, 1).contiguous()
+    packed = dict(q=q, **low, **scales, cu_seqlens=torch.tensor([0, 40, 96]))
+    for output, code in ((o, 0), (o * 2, 1)):
+        path = saved(tmp_path, o=output, **packed)
+        for words in (("check", "tensors", path, "--out", tmp_path), ("explain", path)):
+            assert command(*words, "--causal", "--exit-code").exit_code == code
 
 
 def test_a_file_that_explain_takes_is_judged_by_check_and_what_is_left_to_explain_is_said(tmp_path):

@@ -11,10 +11,12 @@ from attention_check.adapters import LAYOUTS
 from attention_check.checks import sections
 from attention_check.isolation.calls import judged_by_one_thread
 from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, wait
+from attention_check.judge.findings import Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, CheckPlan
 from attention_check.measure.reference_store import references
+from attention_check.probe.capture import AS_IT_IS
 from attention_check.report.about import circumstances, package_of
 from attention_check.report.page import Report, picture, write_report
 from attention_check.report.page_files import PageFiles
@@ -61,7 +63,9 @@ def check_kernel(
         wait(kernel)
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
             found = examine(kernel, plan, device, done=begin_picture)
-        found = replace(found, conduct=conduct(kernel))
+        wrong = device == "cpu" and judge_kernel(kernel, found).verdict == Verdict.FAILS
+        weights = _weights(kernel) if wrong else {}
+        found = replace(found, conduct=conduct(kernel))  # which ends its process
     judgement = judge_kernel(kernel, found)
     judged, lengths = KernelRef.of(judgement.subject), found.lengths
     about = {
@@ -74,8 +78,20 @@ def check_kernel(
         "Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them",
     }  # fmt: skip
     settings = dict(kernel=judgement.label, device=device) | asdict(plan)
-    panels = {key: pictures[key]() for key in PICTURE_OF.values() if key in pictures}
+    panels = {key: pictures[key]() for key in PICTURE_OF.values() if key in pictures} | weights
     return write_report(files, judgement, sections(judgement.subject, found), panels, found.items(), about, settings)
+
+
+def _weights(kernel):
+    """The picture of a wrong kernel's weights, where one of them is beyond its bound."""
+    from attention_check.commands.kernel_weights import of_drawn
+    from attention_check.plots.weights import weights_figure
+
+    try:
+        found = of_drawn(kernel, AS_IT_IS)
+    except ValueError:  # it takes no such call
+        return {}
+    return {"weights": picture(weights_figure(found, kernel.label))} if (found.times > 1).any() else {}
 
 
 def _drawn(key, kernel, rows):

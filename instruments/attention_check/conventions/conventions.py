@@ -92,6 +92,12 @@ def _of_entries(call):
     return mask is not None and mask.ndim == 4 and mask.shape[0] > 1
 
 
+def _of_heads(call):
+    """A mask that differs from head to head."""
+    mask = call.options.get("mask")
+    return mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
+
+
 def _square(call):
     return _has("mask")(call) and call.q.shape[2] == call.k.shape[2]
 
@@ -122,6 +128,7 @@ def _flat(features):
 
 FAULT = Kind.FAULT
 LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
+TILES = (16, 32, 64, 128)  # keys of a tile
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -190,10 +197,12 @@ CONVENTIONS = (
     Convention("mask", "hidden", "with the mask's numbers taken for truth values: what is not 0 is hidden",
                fits=_numbers, selects=BOOLEAN),
     Convention("mask", "first_entry", "with the mask of the first entry of the batch in all", FAULT, _of_entries),
+    Convention("mask", "first_head", "with the mask of the first head in all", FAULT, _of_heads),
     Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),
     Convention("mask", "transposed", "with the mask transposed", FAULT, _square),
     Convention("heads", "interleaved", "with query head h sharing key head h modulo their number", fits=_gqa,
                selects={"torch": "enable_gqa=True repeats each key head for neighbouring query heads"}),
+    Convention("heads", "first", "with the first head of k and v in all", FAULT, lambda call: call.k.shape[1] > 1),
     Convention("heads", "reversed", "with its heads in the reverse order", FAULT),
     Convention("window", "ignored", "without the window", FAULT, _has("window")),
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
@@ -206,6 +215,8 @@ CONVENTIONS = (
     Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT),
     Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT),
     Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
+    *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the "
+                 "rest of their own tile", FAULT, lambda call, keys=keys: call.k.shape[2] > keys) for keys in TILES),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
@@ -214,6 +225,11 @@ CONVENTIONS = (
     Convention("roles", "q_and_k_swapped", "with q and k exchanged", FAULT),
     Convention("roles", "k_and_v_swapped", "with k and v exchanged", FAULT),
     Convention("roles", "q_and_v_swapped", "with q and v exchanged", FAULT),
+    Convention("roles", "v_one_later", "with each value that of the key before", FAULT),
+    Convention("roles", "v_one_earlier", "with each value that of the key behind", FAULT),
+    Convention("roles", "negative", "with the opposite sign of its scores", FAULT),
+    Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT),
+    Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT),
     Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
 )  # fmt: skip
 BY_CHOICE = {(each.aspect, each.choice): each for each in CONVENTIONS}
@@ -271,7 +287,7 @@ def _change(key):
 
 
 def _written(number):
-    return f"{number:.3g}" if isinstance(number, float) else f"{number}"
+    return f"{number:.4g}" if isinstance(number, float) else f"{number}"
 
 
 def is_of_keys(text: str) -> bool:

@@ -1,4 +1,5 @@
-"""The gradients of attention in a dialect, and the log-sum-exp, of the query heads that share a head of k and v."""
+"""The gradients of attention in a dialect, of the query heads that share a head of k and v, and how far those of a
+right kernel may be from them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,12 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, attend, weights
+from attention_check.conventions.attention import Dialect, Rows, attend, log_sum_exp, scores, weights
 from attention_check.conventions.reading import FLAT, LAYOUTS, CapturedCall, Unfit, as_read
-from fa_lib.numerics.formats import FP32
+from attention_check.tolerance import EXP, FAR
+from fa_lib.numerics.formats import FP32, FP64, Format
 
 GRADIENTS = {"dq": "q", "dk": "k", "dv": "v"}  # -> what each one is of
 SCORES = 2**22  # that are held at a time
+SHIFTS = 4  # of the numbers against the format's grid, over which an error of equal numbers is averaged
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,14 @@ class Group:
     """All rows of the query heads that share a head of k and v, in a dialect.
 
     Attributes:
-        rows: of one entry and the heads. kv_head: its index. dO: (1, heads, n_q, d_v), float64.
+        rows: of one entry and the heads. kv_head: its index. dO: (1, heads, n_q, d_v), float64. dlse: of the
+            log-sum-exps, (1, heads, n_q); None where there is none.
     """
 
     rows: Rows
     kv_head: int
     dO: Tensor
+    dlse: Tensor | None = None
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect, entry: int, kv_head: int) -> "Group":
@@ -41,7 +46,10 @@ class Group:
         dO = turned(call, dialect, "dO", "o")
         if dO.shape != (*q.shape[:3], rows.v.shape[-1]):
             raise Unfit(f"dO has the shape {tuple(dO.shape)}, where that of o is due")
-        return cls(rows, kv_head, dO[entry][heads][None].double().cpu())
+        dlse = call.others.get("dlse")
+        if dlse is not None:
+            dlse = of_rows(dlse, "dlse", tuple(q.shape[:3]))[entry][heads][None].double().cpu()
+        return cls(rows, kv_head, dO[entry][heads][None].double().cpu(), dlse)
 
 
 def _refuse_unlike(dialect: Dialect) -> None:
@@ -58,46 +66,191 @@ def turned(call: CapturedCall, dialect: Dialect, name: str, like: str) -> Tensor
     return as_read(call.others[name], like, dialect.layout)
 
 
-def gradients(rows: Rows, dO: Tensor, fn: Callable[[Rows], Tensor] = attend) -> dict[str, Tensor]:
+def of_rows(x: Tensor, name: str, shape: tuple[int, int, int]) -> Tensor:
+    """A number of each row, "lse" or "dlse", as (batch, heads, n_q).
+
+    Raises:
+        Unfit: it has another shape.
+    """
+    batch, heads, n_q = shape
+    as_read = x.transpose(1, 2) if x.shape == (batch, n_q, heads) != shape else x
+    if as_read.shape != shape:
+        raise Unfit(f"{name} has the shape {tuple(x.shape)}, where {shape} is due")
+    return as_read
+
+
+def gradients(
+    rows: Rows, dO: Tensor, of_rows: Tensor | None = None, fn: Callable[[Rows], tuple[Tensor, Tensor]] | None = None
+) -> dict[str, Tensor]:
     """The gradients of query heads that share a head of k and v. dk and dv are summed over these heads.
 
     Args:
-        dO: (1, heads, n_q, d_v), float64. fn: Rows -> their output, that is differentiated.
+        dO: (1, heads, n_q, d_v), float64.
+        of_rows: the gradient of a number of each row, (1, heads, n_q), float64; None is 0.
+        fn: Rows -> the output that is differentiated, and the numbers of its rows; None: attention and its log-sum-exp.
 
     Returns:
         dq (heads, n_q, head_dim), dk (n_kv, head_dim), dv (n_kv, d_v), float64.
     """
     k, v = (x[:, :1].detach().requires_grad_() for x in (rows.k, rows.v))  # (1, 1, n_kv, d)
     dk, dv, parts = torch.zeros_like(k), torch.zeros_like(v), []
-    heads, n_kv = rows.q.shape[1], k.shape[2]
-    for at in torch.arange(rows.q.shape[2]).split(max(SCORES // (heads * n_kv), 1)):
+    for at in _chunks(rows):
         q = rows.q[:, :, at].detach().requires_grad_()
-        own = replace(
-            rows, q=q, k=k.expand(-1, heads, -1, -1), v=v.expand(-1, heads, -1, -1), products=q @ k.mT,
-            bias=rows.bias[:, :, at], o=rows.o[:, :, at],
-        )  # fmt: skip
-        of_q, of_k, of_v = torch.autograd.grad(fn(own), (q, k, v), dO[:, :, at], allow_unused=True)
+        keys, values = (x.expand(-1, rows.q.shape[1], -1, -1) for x in (k, v))
+        own = replace(_taken(rows, at), q=q, k=keys, v=values, products=q @ k.mT)
+        if of_rows is None and fn is None:
+            outputs, gradient = [attend(own)], [dO[:, :, at]]
+        else:
+            outputs = fn(own) if fn else (attend(own), log_sum_exp(own))
+            gradient = [dO[:, :, at], torch.zeros_like(outputs[1]) if of_rows is None else of_rows[:, :, at]]
+        of_q, of_k, of_v = torch.autograd.grad(outputs, (q, k, v), gradient, allow_unused=True)
         parts.append(torch.zeros_like(q) if of_q is None else of_q)
         dk += 0 if of_k is None else of_k
         dv += 0 if of_v is None else of_v
     return dict(dq=torch.cat(parts, 2)[0], dk=dk[0, 0], dv=dv[0, 0])
 
 
-def fp32_errors(rows: Rows, dO: Tensor) -> dict[str, Tensor]:
-    """The error to expect of each gradient, in its shape, where P and dP are computed in FP32: scores are sums of
-    rounded products, the exponential may be a fast one, and dP - delta may cancel. Errors of terms are independent.
+def _chunks(rows):
+    return torch.arange(rows.q.shape[2]).split(max(SCORES // (rows.q.shape[1] * rows.k.shape[2]), 1))
+
+
+def _taken(rows, at):
+    parts = {name: getattr(rows, name)[:, :, at] for name in ("q", "o", "products", "bias")}
+    return replace(rows, **parts)
+
+
+def deltas(rows: Rows, dO: Tensor) -> Tensor:
+    """rowsum(dO * o) of each row, (1, heads, n_q)."""
+    return (dO * attend(rows)).sum(-1).nan_to_num(0.0)
+
+
+def before_the_sum(rows: Rows, fmt: Format | None = None) -> tuple[Tensor, Tensor]:
+    """P V and the row sums of P = exp(S - lse), where lse has no gradient, as a backward pass recomputes P: with -delta
+    for the gradient of the row sums it is that of attention.
 
     Args:
-        dO: (1, heads, n_q, d_v), float64.
+        fmt: that q k^T is rounded to; None is not at all.
     """
-    u, P, scale = FP32.unit_roundoff, weights(rows)[0], abs(rows.scale)  # P: (heads, n_q, n_kv)
-    q, k, v, grad = rows.q[0], rows.k[0], rows.v[0], dO[0]
-    off = P * u * (16 + 4 * scale * (q.abs() @ k.abs().mT))
-    deltas = (grad * (P @ v)).abs().sum(-1, keepdim=True)  # (heads, n_q, 1)
-    of_scores = (off * (grad.abs() @ v.abs().mT + deltas)).square()
-    errors = dict(
-        dq=scale * (of_scores @ k.square()).sqrt(),
-        dk=scale * (of_scores.mT @ q.square()).sum(0).sqrt(),
-        dv=(off.square().mT @ grad.square()).sum(0).sqrt(),
-    )
-    return {name: x.nan_to_num(0.0) for name, x in errors.items()}
+    lse = log_sum_exp(rows).detach()[..., None]
+    if fmt:
+        products = rows.products.detach()
+        rows = replace(rows, products=rows.products + (fmt(products) - products))
+    P = torch.exp(scores(rows) - lse.where(lse.isfinite(), 0.0))
+    return rows.dialect.factor * (P @ rows.v), P.sum(-1)
+
+
+def along_delta(rows: Rows) -> Tensor:
+    """What each row of dq changes by for each 1 that its delta is less, (heads, n_q, head_dim)."""
+    return rows.scale * (_bent(rows) * weights(rows) @ rows.k)[0]
+
+
+def _bent(rows):
+    """The slope of the softcap at each score."""
+    return 1.0 if rows.softcap is None else 1 - torch.tanh(rows.products * rows.scale / rows.softcap).square()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of one gradient of a right kernel, in its shape.
+
+    Attributes:
+        variance: of its error, before it is stored. size: the sum of the squares of its terms, before dP - delta
+            cancels.
+    """
+
+    variance: Tensor
+    size: Tensor
+
+    def bound(self, due: Tensor, output: Format, strength: float) -> Tensor:
+        """How far it may be from what is due, stored in a format; strength: standard deviations that a sum may err."""
+        bound = strength * self.variance.sqrt()
+        return bound + output.ulp(due.abs() + bound) / 2
+
+
+def spreads(rows: Rows, dO: Tensor, fmt: Format, strength: float, of_rows: Tensor | None = None) -> dict[str, Spread]:
+    """The Spread of each gradient of a kernel that recomputes P in FP32 from the log-sum-exp, rounds P and dS to a
+    format for their products, reads o in it for delta = rowsum(dO * o), and sums in FP32.
+
+    Roundings count as in `tolerance`: each relative error has the variance u^2 / 3 and its weight in the gradient;
+    those of equal numbers are alike, and are added up over shifts against the grid. An error of delta, or of lse, is
+    one for all keys of a row. Of query heads that share keys each has its own dk and dv, rounded before they are added.
+
+    Args:
+        dO, of_rows: as of `gradients`. strength: as of `Spread.bound`.
+    """
+    wide = (min(fmt.unit_roundoff, FP32.unit_roundoff) ** 2 + FP64.unit_roundoff**2) / 3
+    low, least = fmt.unit_roundoff**2 / 3, (fmt.ulp(torch.zeros(1, dtype=torch.float64)).item() / 2) ** 2 / 3
+    exp = EXP**2 / 2 if fmt.precision < FP32.precision else 0.0
+    scale, (n_q, n_kv), d, d_v = rows.scale, rows.shape[2:], rows.q.shape[-1], rows.v.shape[-1]
+    k, v = rows.k[0, :1].nan_to_num(0.0), rows.v[0, :1].nan_to_num(0.0)  # (1, n_kv, d)
+    shifts = [2 ** ((i + 0.5) / SHIFTS) for i in range(SHIFTS)] if fmt.precision < FP32.precision else []
+    heads, dO = rows.q.shape[1], rows.dialect.factor * dO
+    dk, dv = torch.zeros(heads, n_kv, d).double(), torch.zeros(heads, n_kv, d_v).double()
+    total = {name: torch.zeros_like(x[0]) for name, x in (("dk", dk), ("dv", dv))}  # variances
+    terms, size = ({name: torch.zeros_like(x) for name, x in total.items()} for _ in range(2))
+    alike = [{name: torch.zeros_like(x) for name, x in total.items()} for _ in shifts]
+    of_q = []
+
+    def like(x):
+        """Errors of a rounding, over shifts."""
+        return [(fmt(x * shift) - x * shift) / shift for shift in shifts]
+
+    for at in _chunks(rows):
+        own = _taken(rows, at)
+        own = replace(own, products=own.products.nan_to_num(0.0), k=rows.k.nan_to_num(0.0), v=rows.v.nan_to_num(0.0))
+        q, grad, P, bent = own.q[0].nan_to_num(0.0), dO[0][:, at], weights(own)[0], _bent(own)
+        bent = bent[0] if isinstance(bent, Tensor) else bent
+        seen = P > 0
+        S, lse = scores(own)[0].where(seen, 0.0), log_sum_exp(own)[0][..., None].nan_to_num(0.0, 0.0, 0.0)
+        O, dP = P @ v, grad @ v.mT
+        more = 0.0 if of_rows is None else of_rows[0][:, at, None]
+        delta = (grad * O).sum(-1, keepdim=True) - more
+        core = dP - delta
+        dS = P * bent * core
+        raw, squares = own.products[0] * scale, (q.square() @ k.square().mT) * scale**2
+        capped = 0.0 if own.softcap is None else 3 * S.square()
+        of_S = wide * ((d + 1) * (squares / 6 + raw.square() / 3) + squares + raw.square() + capped)
+        of_e = of_S + wide * ((S - lse).square() + S.square() + 4) + exp
+        of_e = (torch.expm1((strength * of_e.sqrt()).clamp(max=FAR)) / strength).square()
+        of_lse = wide * (2 * lse.square() + n_kv + 8) + exp
+        of_dP = wide * ((d_v + 1) * ((grad.square() @ v.square().mT) / 6 + dP.square() / 3) + dP.square())
+        of_O = low * (O.square() + P.square() @ v.square())
+        of_delta = (grad.square() * (of_O + wide * (d_v + 1) * O.square())).sum(-1, keepdim=True)
+        if shifts:
+            repeated = torch.stack([(grad * e).sum(-1, keepdim=True).square() for e in like(O)]).mean(0)
+            of_delta = torch.maximum(of_delta, repeated)
+        of_P = P.square() * (of_e + of_lse + low) + least * seen
+        of_dS = (P * bent).square() * (of_e * core.square() + of_dP) + low * dS.square() + least * seen
+        apart = (P * bent).square() * (dP.square() + delta.square())
+        dq = scale * (dS @ k)
+        squares = scale**2 * (dS.square() @ k.square())
+        found = scale**2 * (of_dS @ k.square() + of_delta * ((P * bent) @ k).square()) + of_lse * dq.square()
+        found = found + wide * ((n_kv + 1) * (squares / 6 + dq.square() / 3) + dq.square())
+        for_rows = of_dS + (P * bent).square() * of_delta + dS.square() * of_lse
+        if shifts:
+            errors = like(dS)
+            repeated = torch.stack([scale**2 * (e @ k).square() for e in errors]).mean(0)
+            found = found + (repeated - low * squares).clamp(min=0)
+            for own_alike, of_keys, of_values in zip(alike, errors, like(P)):
+                own_alike["dk"] += scale * (of_keys.mT @ q).sum(0)
+                own_alike["dv"] += (of_values.mT @ grad).sum(0)
+        of_q.append((found, scale**2 * (apart @ k.square())))
+        total["dk"] += scale**2 * (for_rows.mT @ q.square()).sum(0)
+        total["dv"] += (of_P.mT @ grad.square()).sum(0)
+        terms["dk"] += scale**2 * (dS.square().mT @ q.square()).sum(0)
+        terms["dv"] += (P.square().mT @ grad.square()).sum(0)
+        size["dk"] += scale**2 * (apart.mT @ q.square()).sum(0)
+        dk, dv = dk + scale * (dS.mT @ q), dv + P.mT @ grad
+    size["dv"] = terms["dv"]
+    of_q, of_dq = (torch.cat(each, 1) for each in zip(*of_q))
+    spread = dict(dq=Spread(of_q, of_dq))
+    for name, by_head in (("dk", dk), ("dv", dv)):
+        x, count = by_head.sum(0), heads * n_q
+        variance = total[name] + wide * ((count + 1) * (terms[name] / 6 + x.square() / 3) + x.square())
+        if shifts:
+            repeated = torch.stack([each[name].square() for each in alike]).mean(0)
+            variance = variance + (repeated - low * terms[name]).clamp(min=0)
+        if heads > 1:
+            variance = variance + low * by_head.square().sum(0) + heads * least
+        spread[name] = Spread(variance, size[name])
+    return spread

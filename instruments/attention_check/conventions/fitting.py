@@ -136,6 +136,7 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     near = sorted(fits, key=lambda each: each.residual)[:BASES]
     bases = [Dialect(), first.dialect, *(each.dialect for each in near)]
     mask = call.options.get("mask")
+    bases += [Dialect(causal="none" if call.options.get("causal") else "bottom_right")]
     bases += [Dialect(mask="ignored")] if mask is not None else []
     bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
     bases = [each for each in dict.fromkeys(bases) if each.softmax not in SOFTMAX_OVER]  # they need all rows

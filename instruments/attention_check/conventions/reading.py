@@ -1,6 +1,7 @@
 """A call as somebody has it, and its rows as a dialect reads them: layouts, roles, masks, windows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows
+from attention_check.conventions.low_bits import OF_P, baseline_of, precision_of
+from attention_check.tolerance import BLOCK
+from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
 
 SAMPLED = 2, 8, 48  # entries of the batch, heads of each entry, rows of each head: so many are looked at
@@ -20,6 +24,10 @@ LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
     "v_bshd": "v",
 }  # fmt: skip
 FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "v_transposed": lambda v: v.mT, "v_one_later": lambda v: v.roll(1, -2), "v_one_earlier": lambda v: v.roll(-1, -2),
+}  # fmt: skip
+QUERIES = {"negative": (-1, -1), "first_half": (1, 0), "last_half": (0, 1)}  # times each half of a query's features
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
 
 
@@ -36,7 +44,11 @@ class CapturedCall:
         o: (batch, heads, n_q, d_v), or in another order of its dimensions.
         options: what the caller believes: causal, scale, mask, window, softcap, sinks of `kernels.options`.
         others: what else is there of the call: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the
-            gradient of o, like it; dq, dk and dv, like q, k and v. In another order of dimensions, too.
+            gradient of o, like it; dlse, of lse; dq, dk and dv, like q, k and v. In another order of dimensions, too.
+        stated: a key of `low_bits.OF_P`, or a format's name: that of a kernel whose q, k and v are held in a wider one,
+            as they are of 8 bits and their scales. "" is that of q.
+        declared: the Precision that a kernel declares, whose bound alone decides; None: that of a kernel in `fmt`, or
+            of attention written out step by step. block: keys of its tiles.
     """
 
     q: Tensor
@@ -45,11 +57,26 @@ class CapturedCall:
     o: Tensor
     options: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Tensor] = field(default_factory=dict)
+    stated: str = ""
+    declared: Precision | None = None
+    block: int = BLOCK
 
     @property
     def fmt(self) -> Format:
-        """The format of the inputs."""
-        return Format.of(self.q.dtype)
+        """The format in which a kernel computes: that of the inputs, if no other is stated."""
+        return OF_P.get(self.stated) or Format.of(self.stated or self.q.dtype)
+
+    @property
+    def precision(self) -> Precision:
+        """Of a right kernel."""
+        return self.declared or precision_of(self.fmt, Format.of(self.q.dtype), Format.of(self.o.dtype))
+
+    def baseline(self, rows: Rows) -> Tensor:
+        """Baseline's output of rows in a dialect that a kernel computes, without its factor, float64."""
+        q, k, v = (x.nan_to_num(0.0, 0.0, 0.0).float() for x in (rows.q, rows.k, rows.v))
+        if self.fmt.precision > 24:
+            q, k, v = (x.nan_to_num(0.0, 0.0, 0.0) for x in (rows.q, rows.k, rows.v))
+        return baseline_of(self.fmt, Format.of(self.o.dtype))(q, k, v, **rows.options()).double()
 
     def rows(self, dialect: Dialect, most: tuple[int, int, int] = SAMPLED, places: Places | None = None) -> Rows:
         """The sampled rows in a dialect; most, places: as of a Reader.
@@ -116,6 +143,7 @@ class Reader:
             raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
+        of_key = 0 * of_key if heads == "first" else of_key
         of_output = shape[1] - 1 - at if heads == "reversed" else at
         of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
         q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
@@ -137,7 +165,11 @@ def _laid_out(call, layout, roles):
     if misread == "column_major":  # memory of (batch, heads, head_dim, sequence)
         tensors[name] = tensors[name].mT.reshape(tensors[name].shape)
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
-    v = v.transpose(-1, -2) if roles == "v_transposed" else v
+    if roles in VALUES:
+        v = VALUES[roles](v)
+    if roles in QUERIES:
+        first, last = q.tensor_split([q.shape[-1] // 2], -1)
+        q = torch.cat([times * x for times, x in zip(QUERIES[roles], (first, last))], -1)
     o = tensors["o"]
     if layout == "o_flat":
         heads, features = q.shape[1], v.shape[-1]
@@ -192,6 +224,10 @@ def _added(options, reading, places, shape):
     keys = torch.arange(n_kv)[None]
     distance = keys - own  # (rows, n_kv), above 0 for later keys
     near = torch.ones(len(rows), n_kv, dtype=torch.bool)
+    if causal.startswith("tiles_of_"):
+        size = int(causal.removeprefix("tiles_of_"))
+        near &= keys < (own // size + 1) * size
+        causal = "none"
     near &= {
         "none": near, "bottom_right": distance <= 0, "top_left": keys <= rows[:, None], "strict": distance < 0,
         "one_later": distance <= 1, "reversed": distance >= 0,
@@ -244,6 +280,8 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
     if choice == "first_entry":
         mask = mask[:1].expand(shape)
+    if choice == "first_head":
+        mask = mask[:, :1].expand(shape)
     mask = taken(mask, entries, heads_at, rows).cpu()
     if times is not None:
         mask = mask.double()

@@ -12,7 +12,6 @@ from torch import Tensor
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, changed
 from attention_check.conventions.conventions import CONVENTIONS
 from attention_check.conventions.reading import CapturedCall, Reader, Unfit
-from fa_lib.kernels.rule import baseline_for
 
 FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
 NEAR = 0.1  # a residual of the right function, in coarse arithmetic
@@ -127,8 +126,7 @@ def rounding_of(call: CapturedCall, dialect: Dialect | None = None) -> float:
         return units
     try:
         rows = call.rows(dialect, FEW)
-        q, k, v = (x.nan_to_num(0.0).to(call.fmt.dtype) for x in (rows.q, rows.k, rows.v))
-        own = baseline_for(call.fmt)(q, k, v, **rows.options()).double()
+        own = call.baseline(rows)
     except ValueError:  # the shapes do not fit, Unfit among them
         return units
     golden = attend(rows)

@@ -8,19 +8,21 @@ from typing import Any
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows, attend
+from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
-from attention_check.measure.mistakes import Cause, Hypothesis, Worst, causes
+from attention_check.measure.mistakes import Cause, Hypothesis, Worst, mistakes
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, TF32, Format, truncated
+from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, truncated
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
+ALL_OF_IT = 0.95  # of the squared error: with so much, no other computation is tried
 SINGLE = 1024  # keys: with more, tiles of one take too long
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
@@ -30,17 +32,17 @@ INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
+def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Cause | None:
     """The computation that reproduces most of the error in the worst rows of the worst head, and of another head, or in
     other rows where there is one head; None where none of those tried reproduces PARTLY of both.
 
     Args:
-        fmt, output: of the inputs and of the output.
+        fmt: of the inputs. precision: of a right kernel. block: keys of its tiles.
 
     Returns:
-        Its key is one of mistakes.STEPS and their like; "kernel" (of a coarser format), "products" (only its products),
-        "cut" (the same, truncated), "written" or "written_k_scaled" (in unfused code); "quantized" (Q, K, V and P),
-        "quantized_qkv", "quantized_kv" or "quantized_qk". fmt: a format, a key of SCHEMES or INTEGERS, or SMOOTH.
+        Its key is one of mistakes.ROUNDINGS: "kernel" is one of a coarser format, "products" only its products, "cut"
+        the same, truncated, "written" and "written_k_scaled" in unfused code; "quantized" is of Q, K, V and P. fmt: a
+        format, a key of SCHEMES or INTEGERS, or SMOOTH.
     """
     if rows.dialect.softmax or rows.dialect.softcap:  # emulations have attention's softmax
         return None
@@ -57,33 +59,33 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Cause | None:
         others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
     else:
         at, other, others = at[::2], (entry, head), at[1::2]
-    tried = _families(rows, golden, entry, head, at, fmt, output)
-    again = _families(rows, golden, *other, others, fmt, output) if len(others) else None
+    tried = _families(Worst.of(rows, golden, entry, head, at), fmt, precision, block)
+    again = _families(Worst.of(rows, golden, *other, others), fmt, precision, block) if len(others) else None
+    confirmed: list[Cause] = []
     for i, family in enumerate(tried):  # the cheaper ones first
-        found = sorted((each for each in family if each.share >= PARTLY), key=lambda each: -each.share)
-        if found and again is None:
-            return found[0]
-        alike = {(each.key, each.fmt) for each in again[i] if each.share >= PARTLY} if found and again else set()
-        for each in found:
-            if (each.key, each.fmt) in alike:
-                return each
-    return None
+        found = [each for each in family if each.share >= PARTLY]
+        if found and again is not None:
+            alike = {(each.key, each.fmt) for each in again[i] if each.share >= PARTLY}
+            found = [each for each in found if (each.key, each.fmt) in alike]
+        confirmed += found
+        if any(each.share >= ALL_OF_IT for each in confirmed):
+            break
+    return max(confirmed, key=lambda each: each.share, default=None)
 
 
-def _families(rows, golden, entry, head, at, fmt, output):
+def _families(worst, fmt, precision, block):
     """What computations give for some rows of a head."""
-    worst = Worst.of(rows, golden, entry, head, at)
-    precision = replace(Precision.kernel(fmt), output=output)
     return [
-        _coarser(worst, fmt, output),
-        *([] if "sinks" in worst.options else [_quantized(worst, fmt)]),
-        _known(worst, precision),
+        _coarser(worst, fmt, precision.output),
+        *([] if "sinks" in worst.options else [_quantized(worst, fmt, precision.output)]),
+        _known(worst, precision, block),
     ]
 
 
-def _known(rows: Worst, precision: Precision) -> Iterator[Cause]:
+def _known(rows: Worst, precision: Precision, block: int) -> Iterator[Cause]:
     """Single steps in fewer bits."""
-    yield from (each for each in causes(rows, precision, BLOCK) if each.same)
+    for each in mistakes(rows, precision, block):
+        yield each.cause(rows)
     n_kv = rows.k.shape[0]
     if n_kv > SINGLE:
         return
@@ -112,10 +114,16 @@ def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
             yield Hypothesis(key, kernels.reference(q, k, v, precision=exact, **options), low.name).cause(rows)
 
 
-def _quantized(rows: Worst, fmt: Format) -> Iterator[Cause]:
+def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
     """Operands in few bits: FP8, block scales, and integers as caches hold them."""
     q, k, v = rows.q, rows.k, rows.v
-    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
+    precision = replace(Precision.kernel(fmt), output=output)
+    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=precision)
+    for low in (E4M3, E5M2):
+        for key, probs in (("probs", low), ("probs_shifted", OF_P[low.name])):
+            changed: dict[str, Any] = settings | dict(precision=replace(precision, probs=probs))
+            o = kernels.tiled(q, k, v, **changed)
+            yield Hypothesis(key, o, low.name).cause(rows)
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:

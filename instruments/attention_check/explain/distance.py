@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, weights
 from attention_check.conventions.reading import CapturedCall, spread
 from attention_check.conventions.search import ENOUGH, NEAR, UNITS, FiniteMask, Fit, fit, rounding_of
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.tolerance import tolerance
-from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import ALLOWED, baseline_for
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 
@@ -30,7 +29,8 @@ class Distance:
         rows: with what they should be where a row does not count. fit: of them. fmt: of the inputs.
         times_bound: the largest error over its bound; None where there is none. times_rule: over Baseline's largest.
         nan_rows, hidden_nan, blind_rows: as of an Explanation. count: rows of the whole output.
-        rounding: the residual of an error that is rounding.
+        rounding: the residual of an error that is rounding. of_terms: the root mean square of the error over that of
+            the larger of the output and of the terms that it sums, before they cancel. strict: the bound decides alone.
     """
 
     rows: Rows
@@ -43,19 +43,27 @@ class Distance:
     blind_rows: str
     count: int
     rounding: float
+    of_terms: float
+    strict: bool
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect) -> "Distance":
         rows = call.rows(dialect)
         golden = attend(rows)
         mask, blind = FiniteMask.of(rows, golden), _blind(rows)
-        over, (rule, own) = over_bound(rows, golden, call), _beside_baseline(rows, golden, call.fmt)
+        over, (rule, own) = over_bound(rows, golden, call), _beside_baseline(rows, golden, call)
         bound = None if over is None else over.nan_to_num(0.0).max().item()
         rows = replace(rows, o=rows.o.where(mask.counted[..., None], golden))
         (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(call, dialect), ENOUGH * own)
+        terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
+        size = torch.maximum(golden.square(), terms).where(mask.counted[..., None], 0.0).sum()
+        off = (
+            ((rows.o - golden).where(mask.counted[..., None], 0.0).square().sum() / size).sqrt().nan_to_num(0.0).item()
+        )
         return cls(
             rows, fit(rows, golden), call.fmt, bound, rule, int(mask.nan.sum()),
-            int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding,
+            int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding, off,
+            call.declared is not None,
         )  # fmt: skip
 
     @property
@@ -73,6 +81,7 @@ class Distance:
         if self.times_bound is None:
             return self.is_right
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
+        by_rule = by_rule and not self.strict and self.of_terms <= UNITS * self.fmt.unit_roundoff
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
     @property
@@ -120,31 +129,26 @@ def over_bound(rows: Rows, golden: Tensor, call: CapturedCall) -> Tensor | None:
     """
     if not rows.dialect.is_standard or not rows.q.numel():
         return None
-    precision = replace(Precision.kernel(call.fmt), output=Format.of(call.o.dtype))
-    about = tolerance(*_finite(rows, call.fmt), precision=precision, **rows.options())
+    tensors = (x.nan_to_num(0.0, 0.0, 0.0).to(call.q.dtype) for x in (rows.q, rows.k, rows.v))  # of rows that count
+    about = tolerance(*tensors, precision=call.precision, **rows.options())
     counted = FiniteMask.of(rows, golden).counted
     o = (rows.o / rows.dialect.factor).where(counted[..., None], about.golden)
     times = torch.cat(about.times(o), -1).amax(-1)
     return times.where(counted, math.nan)
 
 
-def _beside_baseline(rows, golden, fmt):
+def _beside_baseline(rows, golden, call):
     """The largest error of a head over Baseline's largest there, in the worst head; and Baseline's residual on these
     rows."""
     counted = FiniteMask.of(rows, golden).counted[..., None]
     if not rows.dialect.is_standard or not rows.q.numel() or not counted.any():
         return math.inf, 0.0
-    own, golden = baseline_for(fmt)(*_finite(rows, fmt), **rows.options()).double(), golden / rows.dialect.factor
+    own, golden = call.baseline(rows), golden / rows.dialect.factor
     errors = [(x - golden).where(counted, 0.0) for x in (rows.o / rows.dialect.factor, own)]
     ours, baseline = (error.abs().amax((2, 3)).flatten().tolist() for error in errors)
     size = golden.where(counted, 0.0).square().sum()
     residual = (errors[1].square().sum() / size).sqrt().nan_to_num(0.0, 0.0).item()
     return max(over_baseline(a, b) for a, b in zip(ours, baseline)), residual
-
-
-def _finite(rows, fmt):
-    """q, k and v in a format, without what is not finite: rows that count see none of it."""
-    return tuple(x.nan_to_num(0.0, 0.0, 0.0).to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
 
 
 def _blind(rows):

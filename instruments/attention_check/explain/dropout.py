@@ -1,5 +1,7 @@
 """Dropout that was left on, and errors like it: what the weights of an output show, and what noise cannot."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,8 @@ from attention_check.conventions.search import FiniteMask
 
 TINY = 1e-300
 KEPT = 0.05  # of a weight: so near to 0, or to the one size that kept weights have, it is dropped, or kept
+FEWEST = 12  # weights: where one of no relation is dropped or kept by chance in one of four, all are in one of 10^7
+SIGMAS = 4.0  # of the share that is dropped, up to which its factor 1 / (1 - share) may be off
 LARGE = 0.1  # of a row's largest weight: smaller ones drown in the output's rounding
 ALONG = 0.1  # of the output, that an error has along it, at most: noise has no direction
 ALIKE = 0.25  # of the mean over heads, that a head's error may be off: about a standard error for 32 independent values
@@ -32,10 +36,11 @@ def dropped(rows: Rows) -> float | None:
     ratio = (found / P.clamp(min=TINY))[LARGE * P.amax(-1, keepdim=True) < P]
     gone = ratio.abs() < KEPT
     share = gone.double().mean().item()
-    kept = ratio[~gone]
-    if not 0 < share < 1 or ((kept / kept.median() - 1).abs() > KEPT).any():
+    kept, count = ratio[~gone], ratio.numel()
+    if count < FEWEST or not 0 < share < 1 or ((kept / kept.median() - 1).abs() > KEPT).any():
         return None
-    return 1 - 1 / kept.median().item()
+    took = 1 - 1 / kept.median().item()
+    return took if abs(took - share) <= SIGMAS * math.sqrt(share * (1 - share) / count) else None
 
 
 def noise(rows: Rows) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_check.conventions.low_bits import EIGHT_BITS, SCALES, dequantised
 from attention_check.conventions.reading import CapturedCall
 from attention_check.explain.explanation import explanation
 from attention_check.explain.other_outputs import with_other_outputs
@@ -21,8 +22,9 @@ from attention_check.probe.named_tensors import (
     narrower_format,
     option_values,
 )
+from attention_check.probe.packed import kept_apart
 from attention_check.probe.tensor_files import tensors
-from fa_lib.kernels.options import CallOptions, validate, within
+from fa_lib.kernels.options import CallOptions, validate
 from fa_lib.numerics.formats import Format
 
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -53,7 +55,7 @@ def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
         options = reading.options(option_values(named))
         q, k, v = (named[name] for name in "qkv")
         beside, _ = _beside(named)
-        of_second = {name: x for name, x in beside.items() if name in STARTS}
+        of_second = {name: x for name, x in beside.items() if name in (*SCALES, *STARTS)}
         return {
             name: captured_call(q, k, v, o, reading, options, beside if name == "o" else of_second)
             for name, o in outputs.items()
@@ -65,7 +67,7 @@ def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
 def _beside(stored):
     """What came with the output, by their keys in NAMES; and the tensors and options that are none of it. None is not
     there."""
-    meanings = {name.lower(): what for what in ("dO", *BESIDE, *STARTS) for name in NAMES[what]}
+    meanings = {name.lower(): what for what in ("dO", *BESIDE, *SCALES, *STARTS) for name in NAMES[what]}
     beside, rest = {}, {}
     for name, x in stored.items():
         what = meanings.get(name.lower())
@@ -76,15 +78,6 @@ def _beside(stored):
     return beside, rest
 
 
-def _kept_apart(q, k, starts, options):
-    """The options of packed sequences; starts: of STARTS."""
-    if q.ndim != 3 or k.ndim != 3:
-        raise ValueError(f"q: got shape {tuple(q.shape)}; accepted with cu_seqlens is (rows, heads, head_dim)")
-    if "cu_seqlens" not in starts:
-        raise ValueError("cu_seqlens: it is missing beside cu_seqlens_k; accepted are both, or cu_seqlens alone")
-    return kept_apart(len(q), len(k), starts, dict(options))
-
-
 def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
     """A tensor as (batch, heads, sequence, features), a log-sum-exp as (batch, heads, sequence): of three dimensions it
     has no batch, of two no heads either.
@@ -92,15 +85,16 @@ def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
     Raises:
         ValueError: it has no accepted dtype, or another number of dimensions.
     """
-    x = x[..., 0] if name == "lse" and x.ndim == 4 and x.shape[-1] == 1 else x
-    most = 3 if name == "lse" else 4  # dimensions
-    if not isinstance(x, Tensor) or x.dtype not in TAKEN:
+    of_rows = name in ("lse", "dlse")
+    x = x[..., 0] if of_rows and isinstance(x, Tensor) and x.ndim == 4 and x.shape[-1] == 1 else x
+    most = 3 if of_rows else 4  # dimensions
+    if not isinstance(x, Tensor) or x.dtype not in (*TAKEN, *(EIGHT_BITS if name in ("q", "k", "v") else ())):
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name}: got {got}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
     if not most - 2 <= x.ndim <= most or 0 in x.shape[: most - 1]:
         accepted = f"{most - 2} to {most} dimensions of at least 1"
         raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are {accepted}")
-    turn = layout == "bshd" and name != "lse" and x.ndim > 2
+    turn = layout == "bshd" and not of_rows and x.ndim > 2
     x = x[(None,) * (most - x.ndim)]
     return x.transpose(1, 2) if turn else x
 
@@ -122,23 +116,35 @@ def captured_call(
     reading, beside = reading or Reading(), beside or {}
     layout = reading.layout
     if starts := {name: x for name, x in beside.items() if name in STARTS}:
-        layout, options = "bshd", _kept_apart(q, k, starts, options or {})
+        layout, options = "bshd", kept_apart(q, k, starts, options or {})
     found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
-    others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in STARTS}
+    others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in (*SCALES, *STARTS)}
+    scales = {name: x for name, x in beside.items() if name in SCALES}
+    values, stated = dequantised({name: found[name] for name in "qkv"}, scales)
+    found |= values
     if len({found[name].dtype for name in "qkv"}) > 1:
         raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
-    fmt = reading.fmt or narrower_format(found)
+    fmt = reading.fmt or ("" if stated else narrower_format(found))
+    if stated in ("BF16", "FP16") and all(_narrowed(x, Format.of(stated).dtype) is not x for x in values.values()):
+        fmt, stated = stated, ""
     if not fmt and all(torch.equal(x.float().double(), x.double()) for x in found.values() if x.dtype == torch.float64):
         fmt = "FP32" if found["q"].dtype == torch.float64 else ""
     if fmt:
         dtype = Format.of(fmt).dtype
         found |= {name: found[name].to(dtype) for name in "qkv"}
-        if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
-            found["o"] = found["o"].to(dtype)
+        found["o"] = _narrowed(found["o"], dtype)
+        others |= {name: _narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
     held = {name: x for name, x in (options or {}).items() if x is not None}
-    call = CapturedCall(**found, options=held, others=others)
+    q, k, v, o = (found[name] for name in ("q", "k", "v", "o"))
+    call = CapturedCall(q, k, v, o, held, others, stated)
     _check(call)
     return call
+
+
+def _narrowed(x, dtype):
+    """A tensor in a narrower dtype, where that changes no value."""
+    narrow = x.to(dtype)
+    return narrow if torch.equal(narrow.to(x.dtype), x) else x
 
 
 def _check(call):
@@ -181,7 +187,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
         layout: "bhsd", or "bshd": (batch, sequence, heads, head_dim).
         options: what is believed of the call: causal, scale, mask, window, softcap, sinks. What came with the output,
             where it did: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the output's gradient, in
-            its shape; dq, dk, dv, those of q, k and v for it, in theirs. For packed sequences, tensors (rows of all
+            its shape; dq, dk, dv, those of q, k and v for it, in theirs; dlse,
+            lse's gradient, like it, where they are for that too. For packed sequences, tensors (rows of all
             sequences, heads, head_dim): cu_seqlens, and cu_seqlens_k where keys differ, (sequences + 1,).
 
     Raises:
@@ -190,45 +197,3 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
     beside, options = _beside(options)
     CallOptions.of(**options)
     return explain_call(captured_call(q, k, v, o, Reading(layout=layout), options, beside))
-
-
-LARGEST = 2**30  # scores of a head
-
-
-def kept_apart(n_q: int, n_kv: int, starts: dict[str, Tensor], options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a call of all sequences at once, in which none sees another.
-
-    Args:
-        n_q, n_kv: rows of all sequences. starts: of `named_tensors.STARTS`: (sequences + 1,), whole numbers from 0 to
-            n_q, and to n_kv; those of keys may be missing where they are q's.
-        options: of each sequence. A causal mask and a window stay options where every sequence has as many queries as
-            keys; else they are in the mask, each sequence aligned bottom-right.
-
-    Raises:
-        ValueError: the starts are not accepted, or there is a mask already.
-    """
-    if options.get("mask") is not None:
-        raise ValueError("mask: got it with packed sequences; accepted is one of mask and cu_seqlens")
-    if n_q * n_kv > LARGEST:
-        raise ValueError(f"cu_seqlens: got {n_q:,} queries and {n_kv:,} keys; accepted are {LARGEST:,} scores a head")
-    of_q, of_k = STARTS
-    ends = {"q": _whole(of_q, starts[of_q], n_q), "k": _whole(of_k, starts.get(of_k, starts[of_q]), n_kv)}
-    if len(ends["q"]) != len(ends["k"]):
-        raise ValueError(f"cu_seqlens_k: got {len(ends['k']) - 1} sequences; accepted are q's {len(ends['q']) - 1}")
-    options, same = dict(options), ends["q"] == ends["k"]
-    left, right = (None, None) if same else options.pop("window", None) or (None, None)
-    if not same and options.pop("causal", False):
-        right = 0 if right is None else min(right, 0)
-    visible = torch.zeros(n_q, n_kv, dtype=torch.bool)
-    for first, end, first_key, end_key in zip(ends["q"], ends["q"][1:], ends["k"], ends["k"][1:]):
-        block = within(end - first, end_key - first_key, left, right, visible.device)
-        visible[first:end, first_key:end_key] = block
-    return options | dict(mask=visible)
-
-
-def _whole(name, starts, rows):
-    ends = [int(x) for x in starts.reshape(-1).tolist()]
-    if ends[:1] != [0] or ends[-1] != rows or sorted(ends) != ends:
-        accepted = f"rising numbers from 0 to {rows}, the rows of all sequences"
-        raise ValueError(f"{name}: got {ends[:6]}{' ...' if len(ends) > 6 else ''}; accepted are {accepted}")
-    return ends

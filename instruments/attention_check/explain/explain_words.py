@@ -6,25 +6,16 @@ from dataclasses import dataclass
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
+from attention_check.conventions.tile_weights import Rule
 from attention_check.explain.arithmetic import SMOOTH
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
 
 LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
+MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
+SPAN = 0.25  # of the largest: numbers that differ by less are one number
 SAME = 1.1  # times the other's error: two outputs that are as near
-COMPUTATIONS = {  # key of a Cause -> what has these errors
-    "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
-    "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
-    "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
-    "written": "{fmt} products in unfused code: q, k, v and P, divided by its sum, rounded to {fmt}, all else in FP32",
-    "written_k_scaled": "{fmt} products in unfused code: q, k times the scale, v and P, divided by its sum, rounded to "
-    "{fmt}, all else in FP32",
-    "quantized": "q, k, v and P in {fmt}",
-    "quantized_qkv": "q, k and v in {fmt}",
-    "quantized_kv": "k and v in {fmt}, as in a quantised cache",
-    "quantized_qk": "q and k in {fmt}",
-}
 FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Cause
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
@@ -46,13 +37,33 @@ CHANGES = {  # of an OtherOutput -> what it is
     "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",
     "scaled_twice": "the gradient with the scale twice: {factor:.4g} times what it should be",
     "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
+    "another_delta": "right but for rowsum(dO * o): each row has another number for it, as if it were read elsewhere, "
+    "or a gradient flowed into lse too (dlse in the file)",
+    "without_dlse": "the gradient without what flows into lse (dlse)",
+    "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
     "of_the_other": "{other}: dq and dk may be exchanged",
     "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
 }  # fmt: skip
+TILES = {  # of a Rule -> what is wrong
+    Rule.ROW_SUM: "each row is multiplied by a number of its own",
+    Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
+    Rule.PAGE: "some pages of {size} keys are taken twice, in place of others",
+    Rule.MISSING: "tiles of {size} keys are missing",
+    Rule.MAXIMUM: "its tiles of {size} keys are not rescaled where a later one raises the maximum",
+    Rule.EQUAL: "parts of {size} keys are merged without their log-sum-exp: each counts alike",
+    Rule.BASE_2: "parts of {size} keys are merged by 2 to the power of their natural log-sum-exp",
+    Rule.OTHER: "tiles of {size} keys have wrong weights",
+}
 OUT_OF_SIGHT = (
     "Out of sight here: what was done to q and k before (RoPE missing or applied twice, a norm), and to o after. "
     "Compare q, k and v of both sides first."
 )
+SHORT_CALL = """\
+Next: save a call of the same kernel with at most {keys} keys, as many as v has features: its weights are solved for.
+    n = {keys}
+    q, k, v = q[:, :, -n:], k[:, :, :n], v[:, :, :n]  # and the mask, if there is one
+    np.savez("short.npz", q=q, k=k, v=v, o=kernel(q, k, v))  # then: fa-lib explain short.npz
+Where Python can call the kernel, `fa-lib explain --kernel file.py:function` measures its weights at any length."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,9 @@ def _other(each, found):
         believed = "" if found.dialect else " as you believe it"
         return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
     if each.change:
-        return CHANGES[each.change].format(factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name))
+        return CHANGES[each.change].format(
+            fmt=found.fmt, factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name)
+        )
     size = "(root mean square)" if each.name == "lse" else "of its size"
     off = f"off by {each.residual:.2g} {size}; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:
@@ -155,7 +168,10 @@ def _other(each, found):
 
 def _rounding(found, name):
     rest = " Nothing to fix." if found.is_rounding else ""
-    yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{rest}"
+    exact = f"as exact as {found.fmt} allows"
+    if found.times_bound is not None and found.times_bound > 1:
+        exact = f"as exact as plain attention that rounds S and P to {found.fmt}; fused kernels are more exact"
+    yield f"{name} is attention of q, k and v, {exact}.{rest}"
     yield from _bound(found)
 
 
@@ -194,6 +210,10 @@ def _bug(found, name):
     if found.constant is not None:
         yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
         return
+    if found.tiles is not None:
+        yield f"{name} is {what(found.dialect)}, but {TILES[found.tiles.rule].format(size=found.tiles.size)}."
+        yield from _tiles(found)
+        return
     if found.where is not None:
         yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
         if found.part is not None:
@@ -220,6 +240,22 @@ def _bug(found, name):
     yield from _noise(found)
     yield from _nearest(found)
     yield OUT_OF_SIGHT
+    if found.short:
+        yield from SHORT_CALL.format(keys=found.short).splitlines()
+
+
+def _tiles(found):
+    share = f"{found.where.share:.0%} of the rows"
+    rule, rows = found.tiles.rule, f"in {_where(found.where) if found.where.is_known else share}"
+    for first, last, least, largest in found.tiles.tiles:
+        span = f"{least:.2g} to {largest:.2g}" if largest - least > SPAN * max(abs(largest), 1) else f"{largest:.1f}"
+        if rule == Rule.ROW_SUM:
+            yield f"It is {span}, {rows}. The weights of a row are right among themselves: its row sum is wrong."
+        elif rule == Rule.MISSING:
+            yield f"Keys {first} to {last} are missing, {rows}."
+        elif rule != Rule.BEFORE_MASK:
+            yield f"Keys {first} to {last} have {span} times their weight, {rows}."
+    yield f"With these weights o is right to rounding; as attention it is off by {found.residual:.2g} of its size."
 
 
 def _noise(found):
@@ -254,13 +290,12 @@ def _selects(found):
 
 def _bound(found):
     if found.times_bound is not None:
-        rule = f", and {found.times_rule:.2g} times Baseline's largest" if found.times_rule < 1e300 else ""
+        rule = f", and {found.times_rule:.2g} times Baseline's largest" if found.times_rule < MOST_TIMES else ""
         yield f"Its largest error is {found.times_bound:.2g} of what a right {found.fmt} kernel may have{rule}."
 
 
 def _computation(found: Cause) -> str:
-    words = COMPUTATIONS.get(found.key)
-    text = words.format(fmt=FORMATS.get(found.fmt, found.fmt)) if words else subject(vars(found))
+    text = subject(vars(found) | dict(fmt=FORMATS.get(found.fmt, found.fmt)))
     return f"{text} ({found.share:.0%} of the squared error)"
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
-from attention_check.conventions.conventions import BY_CHOICE, Kind
+from attention_check.conventions.conventions import BY_CHOICE, Kind, keys_of
 from attention_check.conventions.fitting import Rated, holding
+from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import (  # fmt: skip
     FEW,
@@ -21,11 +22,15 @@ from attention_check.conventions.search import (  # fmt: skip
     fit,
     search,
 )
+from attention_check.conventions.tile_weights import wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import Distance, Scan, over_bound, scan
 from attention_check.explain.dropout import dropped, noise
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, wrong_regions
-from fa_lib.numerics.formats import Format
+from attention_check.measure.mistakes import Cause
+from attention_check.probe.capture import Capture
+from attention_check.tolerance import BLOCK
+from fa_lib.kernels.precision import Precision
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
 SUSPECTS = 256  # rows of a head, at most, that are looked at again
@@ -34,6 +39,7 @@ SHOWN = 8  # dialects that were tried, the nearest
 CANDIDATES = 20  # dialects that are tried on the wrong part
 GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "softmax", "factor"}  # aspects in which a
 # dialect may be near to another one, so that being near is no evidence
+MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
 EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
 
@@ -45,6 +51,14 @@ def explanation(call: CapturedCall) -> Explanation:
         Unfit: the tensors make no call of attention in any layout.
     """
     outcome = Distance.of(call, Dialect()) if _fits(call, Dialect()) else None
+    exact = outcome and outcome.is_rounding and outcome.is_counted and (outcome.times_bound or 0.0) <= 1
+    if not (exact or call.stated or call.declared) and (
+        low := on_grid(call.q, call.k, call.v)
+    ):  # of a kernel in 8 bits
+        as_low, believed = replace(call, stated=low), outcome.residual if outcome else math.inf
+        found = _right(as_low, holding(as_low, search(as_low)), believed)
+        if found and found.verdict in (Verdict.ROUNDING, Verdict.CONVENTION):
+            return found
     if outcome is not None and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
         return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
     fits = search(call)
@@ -55,6 +69,37 @@ def explanation(call: CapturedCall) -> Explanation:
     rated += [(each.dialect, each.residual) for each in fits]
     tried = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
     return replace(found, tried=tuple((dialect.changes(), off) for dialect, off in tried.items()))
+
+
+def cause_of(
+    o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], precision: Precision, block: int = BLOCK
+) -> Cause | None:
+    """What has the error of an output that is beyond the bound of a declared kernel; None where nothing that was tried
+    has it, or where it holds in places alone.
+
+    Args:
+        o: (..., n_q, d_v); q, k, v: as `tolerance`. options: of the call, keep and dropout_p among them. block: keys of
+            a tile, as declared.
+    """
+    fmt, options = precision.inputs, {name: x for name, x in options.items() if x is not None}
+    dropped = options.pop("keep", None) is not None
+    options.pop("dropout_p", None)
+    tensors = (fmt(x.detach().double()).to(fmt.dtype or torch.float64) for x in (q, k, v))
+    held = Capture(*tensors, options=options).in_four_dimensions()
+    stated = "" if fmt.dtype else fmt.name
+    o = o.detach()[(None,) * (4 - o.ndim)].flatten(0, -4)
+    call = CapturedCall(held.q, held.k, held.v, o, held.options, stated=stated, declared=precision, block=block)
+    if dropped:
+        return Cause("keep_missing", True, 1.0) if Distance.of(call, Dialect()).is_rounding else None
+    found = explanation(call)
+    if found.where is not None or not (found.dialect or found.arithmetic):
+        return Cause("dropout", True, 1.0, factor=found.dropout) if found.dropout else None
+    if not found.dialect:
+        return found.arithmetic
+    (number, *more) = found.dialect.values()
+    share = 1 - (found.residual / found.believed) ** 2 if math.isfinite(found.believed) else 1.0
+    factor = number if isinstance(number, float) and not more else 1.0
+    return Cause(keys_of(found.dialect), found.residual <= NEAR, share, factor=factor)
 
 
 def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], holds: Iterator[Rated]) -> Explanation:
@@ -70,33 +115,74 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     if not math.isnan(value) and (call.o == value).all():
         numbers = outcome or Distance.of(call, fits[0].dialect)
         return numbers.explained(Verdict.BUG, believed, constant=value)
-    for dialect, _ in holds:
-        numbers = Distance.of(call, dialect)
-        if numbers.holds and numbers.is_counted:
-            if numbers.nan_rows or numbers.hidden_nan:
-                return _not_finite(scan(call, numbers.rows), numbers, believed)
-            return _verdict_if_uniform(call, numbers, _of_conventions(dialect), believed)
+    if right := _right(call, holds, believed):
+        return right
     best = fits[0].dialect
     numbers = outcome if outcome and best == Dialect() else Distance.of(call, best)
     if numbers.nan_rows or numbers.hidden_nan:
         numbers = outcome or numbers
         return _not_finite(scan(call, numbers.rows), numbers, believed)
     if numbers.residual <= COARSE:
-        found = computation(numbers.rows, call.fmt, Format.of(call.o.dtype))
-        alike = numbers.is_even and numbers.residual <= NEAR and not best.changes().keys() & GRADUAL
-        if found or alike:
+        fmt = call.precision.output if call.stated in OF_P else call.fmt
+        found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block)
+        near = NEAR if not best.changes().keys() & GRADUAL else 0.0
+        if all(change in BY_CHOICE for change in best.changes().items()):
+            near = max(near, min(NEAR, MUCH * believed))
+        alike = numbers.is_even and numbers.residual <= near
+        if found or alike and not wrong_tiles(call, best):
             verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
             return _verdict_if_uniform(call, numbers, verdict, believed, found)
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
+        if solved := wrong_tiles(call, dialect):
+            tiles, rows, wrong = solved
+            where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+            return Distance.of(call, dialect).explained(Verdict.BUG, believed, tiles=tiles, where=where)
         if share := dropped(call.rows(dialect)):
             return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
-    if not right >= PART:  # no dialect holds: what the nearest one is says nothing of where it is wrong
-        numbers = outcome or numbers
-    found = scan(call, numbers.rows)
-    where, part = _located(call, found, _wrong(found.residual_by_row, numbers.rounding), numbers, fits)
-    like = noise(numbers.rows) if where is None or not where.is_known else None
-    return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like)
+    # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
+    tried = [numbers] if right >= PART or outcome is None else []
+    if outcome and all(each is not outcome for each in tried):
+        tried.append(outcome)
+    found, where, part, is_known = scan(call, tried[0].rows), None, None, False
+    for numbers in tried:
+        found, where, part = scan(call, numbers.rows) if numbers is not tried[0] else found, None, None
+        wrong = _wrong(found.residual_by_row, numbers.rounding)
+        rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]
+        if rest.numel() and rest.median() <= NEAR:  # the others are attention
+            where, part = _located(call, found, wrong, numbers, fits)
+        if is_known := where is not None and where.is_known:
+            break
+    like = None if is_known else noise(numbers.rows)
+    if where is not None and where.heads and part is None and outcome is numbers:
+        part = _in_heads(call, where.heads)
+    keys, features = numbers.rows.v.shape[-2:]
+    short = features if where is None and keys > features else 0
+    return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
+
+
+def _in_heads(call: CapturedCall, ranges: tuple[tuple[int, int], ...]) -> dict[str, Any] | None:
+    """The changes of a dialect in which some heads are right, confirmed as that of all heads is; None if none is."""
+    heads = torch.tensor([head for first, last in ranges for head in range(first, last + 1)])
+    options, count, of_k = dict(call.options), call.q.shape[1], heads * call.k.shape[1] // call.q.shape[1]
+    if (mask := options.get("mask")) is not None and mask.ndim > 2 and mask.shape[-3] == count:
+        options["mask"] = mask.index_select(-3, heads)
+    if options.get("sinks") is not None:
+        options["sinks"] = options["sinks"].reshape(-1)[heads]
+    own = replace(call, q=call.q[:, heads], k=call.k[:, of_k], v=call.v[:, of_k], o=call.o[:, heads], options=options)
+    found = _right(own, holding(own, search(own)), 0.0)
+    return found.dialect or None if found and found.where is None else None
+
+
+def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Explanation | None:
+    """An output in the first dialect in which the sampled rows are right; None where there is none."""
+    for dialect, _ in holds:
+        numbers = Distance.of(call, dialect)
+        if numbers.holds and numbers.is_counted:
+            if numbers.nan_rows or numbers.hidden_nan:
+                return _not_finite(scan(call, numbers.rows), numbers, believed)
+            return _verdict_if_uniform(call, numbers, _of_conventions(dialect), believed)
+    return None
 
 
 def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):

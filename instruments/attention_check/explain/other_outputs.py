@@ -12,7 +12,19 @@ from torch import Tensor
 
 from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores
 from attention_check.conventions.conventions import CONVENTIONS, Convention
-from attention_check.conventions.derivatives import GRADIENTS, Group, fp32_errors, gradients, turned
+from attention_check.conventions.derivatives import (
+    GRADIENTS,
+    Group,
+    Spread,
+    along_delta,
+    before_the_sum,
+    deltas,
+    gradients,
+    of_rows,
+    spreads,
+    turned,
+)
+from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.reading import CapturedCall, Unfit, as_read, spread, taken
 from attention_check.conventions.search import NEAR, OFF, UNITS
 from attention_check.explain.distance import parts, places_of
@@ -27,8 +39,8 @@ PRODUCTS = 2e10  # multiplications of gradients that are computed for a call: so
 PASSES = 10  # over q k^T, that a head's gradients take
 SLOW = 2**21  # scores of a head: with more, sums one term after the other take too long
 NEARER = 4.0  # times: so much nearer another gradient must be
+FALSE_ALARM = 1e-6  # how often a right gradient may be beyond its bound, in calls
 ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
-SIGMAS = 3.0  # times the error to expect of FP32 alone: where Baseline makes none
 TOGETHER = 32  # rows that share the largest error which is rounding
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
 
@@ -39,9 +51,8 @@ class RightGradients:
 
     Attributes:
         groups: the query heads that share a head of k and v, of each entry that is looked at, of `across` heads of k
-            and v each. values: their gradients. allowed: the largest error that is rounding, of
-            neighbouring rows.
-        count: of groups that the call has. cost: multiplications of one.
+            and v each. values: their gradients. spreads: how far those of a right kernel may be from them.
+        count: of groups that the call has. cost: multiplications of one. strength: as of `spreads`.
     """
 
     call: CapturedCall
@@ -49,9 +60,10 @@ class RightGradients:
     groups: list[Group]
     across: int
     values: list[dict[str, Tensor]]
-    allowed: list[dict[str, Tensor]]
+    spreads: list[dict[str, Spread]]
     count: int
     cost: int
+    strength: float
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect) -> "RightGradients":
@@ -63,16 +75,41 @@ class RightGradients:
         (batch, heads, n_q, d), (_, kv_heads, n_kv, _) = q.shape, k.shape
         if (cost := PASSES * heads // kv_heads * n_q * n_kv * d) > 4 * PRODUCTS:
             raise Unfit(f"{n_q:,} queries and {n_kv:,} keys would take too long")
+        strength = math.sqrt(2 * math.log(2 * (q.numel() + k.numel() + call.v.numel()) / FALSE_ALARM))
         room = max(PRODUCTS / max(cost, 1), 1)
         across = spread(kv_heads, room).tolist()
         at = product(spread(batch, max(room / len(across), 1)).tolist(), across)
         groups = [Group.of(call, dialect, *each) for each in at]
-        values = [gradients(each.rows, each.dO) for each in groups]
-        allowed = [_rounding(*each, call.fmt) for each in zip(groups, values)]
-        return cls(call, dialect, groups, len(across), values, allowed, batch * kv_heads, cost)
+        values = [gradients(each.rows, each.dO, each.dlse) for each in groups]
+        known = dialect.is_standard
+        found = [spreads(each.rows, each.dO, call.fmt, strength, each.dlse) for each in groups] if known else []
+        return cls(call, dialect, groups, len(across), values, found, batch * kv_heads, cost, strength)
+
+    def bounds(self, name: str) -> Tensor:
+        """How far a right gradient may be off, like `of_heads`: the derived bound; in a dialect that no kernel computes
+        UNITS unit roundoffs of the largest gradient of TOGETHER rows."""
+        if not self.spreads:
+            units = UNITS * self.call.fmt.unit_roundoff
+            return self.of_heads(name, [{name: _largest(units * each[name].abs())} for each in self.values])
+        output = Format.of(self.call.others[name].dtype)
+        bounds = [of[name].bound(each[name], output, self.strength) for of, each in zip(self.spreads, self.values)]
+        return self.of_heads(name, [{name: x} for x in bounds])
+
+    def is_as_written_out(self, name: str, error: Tensor) -> bool:
+        """Whether an error is about that of attention written out step by step: within ROOM * ALLOWED times Baseline's
+        or an emulated flash kernel's in each TOGETHER rows, and within UNITS unit roundoffs of the terms on the
+        whole."""
+        if not self.spreads or self.call.stated in OF_P:
+            return False
+        sizes = [torch.maximum(of[name].size, each[name].square()) for of, each in zip(self.spreads, self.values)]
+        size = self.of_heads(name, [{name: x} for x in sizes]).mean().sqrt().item()
+        if not error.square().mean().sqrt().item() <= UNITS * self.call.fmt.unit_roundoff * size:
+            return False
+        allowed = [_rounding(*each, self.call.fmt)[name] for each in zip(self.groups, self.values)]
+        return bool((error <= self.of_heads(name, [{name: x} for x in allowed])).all())
 
     def of_heads(self, name: str, parts: list[dict[str, Tensor]]) -> Tensor:
-        """What a gradient should be, of `values`, or may be off, of `allowed`: (entries, heads, n, d or 1)."""
+        """What a gradient should be, of `values`, or of other tensors like them: (entries, heads, n, d or 1)."""
         x = torch.stack([each[name] for each in parts])
         x = x if GRADIENTS[name] == "q" else x[:, None]
         return x.unflatten(0, (-1, self.across)).flatten(1, 2)
@@ -107,22 +144,22 @@ def gradient(right: RightGradients, name: str, choices: list[Convention]) -> Oth
         Unfit: its shape is not that of the tensor that it is of.
     """
     x, as_read = _in_a_known_shape(right, name)
-    due, allowed = right.of_heads(name, right.values), right.of_heads(name, right.allowed)
+    due, bounds = right.of_heads(name, right.values), right.bounds(name)
     x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
     error = (x - due).abs().nan_to_num(math.inf)
-    residual, times = _residual(x, due), (error / allowed).max().item()
+    residual, times = _residual(x, due), (error / bounds).nan_to_num(0.0, math.inf).max().item()
     as_output = partial(OtherOutput, name, residual=residual, times=times, looked_at=(len(right.groups), right.count))
-    if times <= 1:
+    if times <= 1 or right.is_as_written_out(name, error):
         return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
     by_head = error.square().mean((2, 3))  # (entries, heads)
     worst = int(by_head.argmax()) * len(right.groups) // by_head.numel()
-    tried = [
-        (_residual(*each), change, more) for change, *each, more in _other_gradients(right, name, x, worst, choices)
-    ]
-    least, change, more = min(tried, key=lambda one: one[0])
-    if least <= min(NEAR, residual / NEARER):
-        return as_output(verdict=Verdict.BUG, change=change, **more)
-    wrong = error > allowed
+    near = min(NEAR, residual / NEARER)
+    for likely in (_other_gradients(right, name, x, worst, choices), _of_another_delta(right, name, x, worst)):
+        tried = [(_residual(*each), change, more) for change, *each, more in likely]
+        least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
+        if least <= near:
+            return as_output(verdict=Verdict.PRECISION if change == "scores" else Verdict.BUG, change=change, **more)
+    wrong = error > bounds
     if residual <= NEAR and wrong.any(-1).double().mean() > MOST:
         return as_output(verdict=Verdict.PRECISION)
     where = wrong_regions(wrong, right.places(name), right.shape(name))
@@ -150,14 +187,10 @@ def _other_gradients(
 ) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Any]]]:
     """Wrong gradients to compare with: the key of a mistake, the given gradient of one group, the one that the mistake
     makes, and fields of an OtherOutput."""
-    group, values = right.groups[worst], right.values[worst]
-    per = x.shape[1] // right.across
-    entry, at = divmod(worst, right.across)
-    x = x[entry, at * per : (at + 1) * per]
-    x = x if GRADIENTS[name] == "q" else x[0]
+    group, values, x = right.groups[worst], right.values[worst], _of_group(right, name, x, worst)
 
-    def of(rows: Rows = group.rows, dO: Tensor = group.dO, **more: Any) -> Tensor:
-        return gradients(rows, dO, **more)[name]
+    def of(rows: Rows = group.rows, dO: Tensor = group.dO) -> Tensor:
+        return gradients(rows, dO, group.dlse)[name]
 
     factor = ((x * values[name]).sum() / values[name].square().sum().clamp(min=1e-300)).item()
     if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
@@ -168,8 +201,15 @@ def _other_gradients(
     other = {"dq": "dk", "dk": "dq"}.get(name, "")
     if other and values[other].shape == x.shape:
         yield "of_the_other", x, values[other], {}
-    if name != "dv" and group.rows.dialect.is_standard:
-        yield "without_delta", x, of(fn=_undivided), {}
+    if group.dlse is not None and name != "dv":
+        yield "without_dlse", x, gradients(group.rows, group.dO)[name], {}
+    if group.rows.dialect.is_standard:
+        dlse = 0.0 if group.dlse is None else group.dlse
+        delta = deltas(group.rows, group.dO)
+        if name != "dv":
+            yield "without_delta", x, gradients(group.rows, group.dO, 0 * delta + dlse, before_the_sum)[name], {}
+        rounded = partial(before_the_sum, fmt=right.call.fmt)
+        yield "scores", x, gradients(group.rows, group.dO, dlse - delta, rounded)[name], {}
     dO = turned(right.call, right.dialect, "dO", "o")
     batch, heads, n, d = dO.shape
     entries, heads_at, _ = group.rows.places
@@ -184,10 +224,34 @@ def _other_gradients(
         yield "dialect", x, of(rows), dict(dialect=dialect.changes())
 
 
-def _undivided(rows: Rows) -> Tensor:
-    """Attention whose row sums have no gradient: what is left where rowsum(dO * O) is not subtracted."""
-    lse = log_sum_exp(rows).detach()[..., None]
-    return torch.exp(scores(rows) - lse.where(lse.isfinite(), 0.0)) @ rows.v
+def _of_group(right, name, x, worst):
+    """Of a gradient of all heads that are looked at, that of one group."""
+    entry, at = divmod(worst, right.across)
+    per = x.shape[1] // right.across
+    x = x[entry, at * per : (at + 1) * per]
+    return x if GRADIENTS[name] == "q" else x[0]
+
+
+def _of_another_delta(
+    right: RightGradients, name: str, x: Tensor, worst: int
+) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Any]]]:
+    """As `_other_gradients`, of the gradient with another delta in each row: it is solved for in dq, in every other
+    feature, and holds in the others; dk has the deltas of dq."""
+    group, values = right.groups[worst], right.values[worst]
+    if name == "dv" or not group.rows.dialect.is_standard or not right.call.others.keys() >= {"dq", name}:
+        return
+    x = _of_group(right, name, x, worst)
+    dq = _of_group(right, "dq", _in_a_known_shape(right, "dq")[0], worst)
+    along = along_delta(group.rows)
+    error, first = ((each[..., ::2]) for each in (dq - values["dq"], along))
+    less = (error * first).sum(-1) / first.square().sum(-1).clamp(min=1e-300)  # (heads, n_q)
+    if not less.isfinite().all():
+        return
+    if name == "dq":
+        yield "another_delta", x[..., 1::2], (values["dq"] + less[..., None] * along)[..., 1::2], {}
+    else:
+        more = less[None] + (0.0 if group.dlse is None else group.dlse)
+        yield "another_delta", x, gradients(group.rows, group.dO, more)[name], {}
 
 
 def _residual(x: Tensor, due: Tensor) -> float:
@@ -197,16 +261,13 @@ def _residual(x: Tensor, due: Tensor) -> float:
 
 
 def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, Tensor]:
-    """The largest error of each gradient that still is rounding, of TOGETHER rows, (..., n, 1): the largest of ROOM *
-    ALLOWED times Baseline's there, the same of an emulated flash kernel, and SIGMAS times `fp32_errors`. In FP32 eager
-    code stands for Baseline where a head has more than SLOW scores. In a dialect that no kernel computes it is UNITS
-    unit roundoffs of the largest gradient."""
+    """The largest error of each gradient of attention written out step by step, of TOGETHER rows, (..., n, 1): the
+    largest of ROOM * ALLOWED times Baseline's there, and the same of an emulated flash kernel. In FP32 eager code
+    stands for Baseline where a head has more than SLOW scores."""
     rows = group.rows
-    if not rows.dialect.is_standard:
-        return {name: _largest(UNITS * fmt.unit_roundoff * x.abs()) for name, x in right.items()}
     slow = fmt.precision >= FP32.precision and rows.products[0, 0].numel() > SLOW
     flash = partial(kernels.tiled, tiling=Tiling(64, 64), precision=Precision.kernel(fmt))
-    found = {name: SIGMAS * _largest(error) for name, error in fp32_errors(rows, group.dO).items()}
+    found = dict.fromkeys(right, torch.zeros(1).double())
     for kernel in (kernels.unfused if slow else baseline_for(fmt), flash):
         q, k, v, dO = (x.nan_to_num(0.0).to(fmt.dtype) for x in (rows.q, rows.k[:, :1], rows.v[:, :1], group.dO))
         x = [each.requires_grad_() for each in (q, k, v)]
@@ -237,11 +298,8 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     """
     sample = call.rows(dialect)
     batch, heads, n_q, _ = sample.shape
-    x, as_read = call.others["lse"], ""
-    if x.shape == (batch, n_q, heads) != (batch, heads, n_q):
-        x, as_read = x.transpose(1, 2), "heads_last"
-    if x.shape != (batch, heads, n_q):
-        raise Unfit(f"lse has the shape {tuple(call.others['lse'].shape)}, where {(batch, heads, n_q)} is due")
+    x = of_rows(call.others["lse"], "lse", (batch, heads, n_q))
+    as_read = "" if x.shape == call.others["lse"].shape else "heads_last"
     fmt, squares, times, count, off = Format.of(x.dtype), 0.0, 0.0, 0, 0
     places = places_of(call, sample)
     for rows in parts(call, sample, places):

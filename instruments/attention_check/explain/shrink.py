@@ -93,11 +93,11 @@ class Failure:
     o: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def causes(self, call: Capture) -> list[str]:
-        """Mistakes that make this very error at its call, of `mistakes.causes`."""
+        """What makes this very error at its call; nothing where no cause is known."""
         if self.o is None:
             return []
-        found = BoundCheck.of(self.o, call.q, call.k, call.v, call.options)
-        return [cause.key for cause in found.causes() if cause.same]
+        found = BoundCheck.of(self.o, call.q, call.k, call.v, call.options).cause()
+        return [found["key"]] if found["same"] else []
 
     def stays(self, other: "Failure") -> bool:
         """Whether another call's Failure is this one."""

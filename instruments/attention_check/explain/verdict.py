@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.conventions import BY_CHOICE, Convention
+from attention_check.conventions.tile_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
 from fa_lib.execution.results import finite
 
@@ -127,7 +128,9 @@ class Explanation:
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
+        tiles: the weights of tiles of keys, where these alone are wrong; else None.
         hidden_nan: rows that are finite, though what they see is not.
+        short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many.
         tried: the nearest dialects, and the residual of some rows in each; () where the believed one is right.
         others: the log-sum-exp and the gradients, where they came. not_judged: why some of them were not looked at; "".
@@ -146,9 +149,11 @@ class Explanation:
     dropout: float | None = None
     noise: float | None = None
     constant: float | None = None
+    tiles: WrongTiles | None = None
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
+    short: int = 0
     rows: tuple[int, int] = (0, 0)
     tried: tuple[tuple[dict[str, Any], float], ...] = ()
     others: tuple[OtherOutput, ...] = ()

@@ -12,10 +12,9 @@ from torch import Tensor
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from attention_check.measure.mistakes import Cause, causes, worst
 from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.reference_store import references
-from attention_check.tolerance import BLOCK, Tolerance, tolerance
+from attention_check.tolerance import Tolerance, tolerance
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.precision import Precision
@@ -63,16 +62,12 @@ class BoundCheck:
         return bool(self.times.isfinite().all() and self.about.bound.isfinite().all())
 
     def cause(self) -> dict[str, Any]:
-        """The first of `causes`, as a dict; NO_CAUSE where there is none."""
-        found = self.causes()
-        return asdict(found[0]) if found else NO_CAUSE
+        """What has the error (`explanation.cause_of`), as a dict; NO_CAUSE where nothing has, or no row is beyond its
+        bound."""
+        from attention_check.explain.explanation import cause_of  # a tenth of a second, for kernels that are wrong
 
-    def causes(self) -> list[Cause]:
-        """What explains the worst rows (`mistakes.causes`); nothing where no row is beyond its bound."""
-        if not self.over.any():
-            return []
-        rows = worst(self.times, self.o, self.about.golden, self.tensors, self.precision.inputs, self.options)
-        return causes(rows, self.precision, BLOCK)
+        found = cause_of(self.o, *self.tensors, self.options, self.precision) if self.over.any() else None
+        return asdict(found) if found else NO_CAUSE
 
 
 def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,9 +10,8 @@ from torch import Tensor
 from attention_check.adapters import first_output
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import keys_of
-from attention_check.conventions.fitting import holding
 from attention_check.conventions.reading import CapturedCall
-from attention_check.conventions.search import fit, search
+from attention_check.conventions.search import fit
 from attention_check.isolation.calls import KernelError, kernel_errors
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
@@ -34,14 +33,11 @@ def residual(call: CapturedCall, dialect: Dialect) -> float:
 
 
 def diagnose(call: CapturedCall) -> str:
-    """What a wrong answer is: the keys of `conventions.CONVENTIONS` that it is nearest to, with "+" between them,
-    or numbers that are fitted; else "other"."""
-    fits = search(call)
-    changes = fits[0].dialect.changes()
-    if fits[0].residual <= CLOSE and changes:
-        return keys_of(changes)
-    held = next((dialect for dialect, _ in holding(call, fits)), Dialect())
-    return keys_of(held.changes()) or "other"
+    """What a wrong answer is: the keys of `conventions.CONVENTIONS` that it is right in, with "+" between them, or
+    numbers that are fitted; else "other"."""
+    from attention_check.explain.explanation import explanation  # a tenth of a second, for kernels that are wrong
+
+    return keys_of(explanation(call).dialect) or "other"
 
 
 def furthest(rows: pd.DataFrame) -> pd.Series:

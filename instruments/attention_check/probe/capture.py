@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from attention_check.conventions.low_bits import SCALES, dequantised
 from attention_check.probe.named_tensors import (
     BESIDE,
     LAID_OUT,
@@ -25,6 +26,7 @@ from attention_check.probe.named_tensors import (
     refuse_ambiguous,
     turned,
 )
+from attention_check.probe.packed import kept_apart
 from attention_check.probe.tensor_files import require, tensors
 from fa_lib.execution.files import replacing
 from fa_lib.execution.untrusted import Untrusted
@@ -127,17 +129,18 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     require(named, path, stored)  # q, k and v
-    if packed := [name for name in STARTS if name in named]:
-        raise ValueError(
-            f"{path}: {packed[0]}: got packed sequences; `fa-lib explain` takes them, this command does not"
-        )
     if beside := [name for name in (SECOND, *BESIDE) if name in named]:
         about = about | dict(beside=", ".join(beside))
     try:
-        names, stored = [*stored], turned(named, reading.layout)
+        names, options = [*stored], reading.options(option_values(named))
+        if starts := {name: named[name] for name in STARTS if name in named}:
+            options = kept_apart(named["q"], named["k"], starts, options)
+        stored = turned(named, "bshd" if starts else reading.layout)
+        scales = {name: stored[name] for name in SCALES if name in stored}
+        scaled, stated = dequantised({name: stored[name] for name in "qkv"}, scales)
+        stored |= scaled
         q, k, v = (stored[name] for name in "qkv")
         o, dO = stored.get("o"), stored.get("dO")
-        options = reading.options(option_values(stored))
         for name in LAID_OUT:
             if name in stored and stored[name].dtype not in WIDE and stored[name].dtype not in JUDGED:
                 raise ValueError(f"{name}: got {stored[name].dtype}; accepted are BF16, FP16, FP32 and FP64")
@@ -156,7 +159,7 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
                     f"{name}: {count} of {x.numel()} values are NaN or infinite{at}; accepted are finite values: "
                     "capture a call from before the loss went wrong"
                 )
-        own = "" if reading.fmt else narrower_format(stored)
+        own = "" if reading.fmt else stated if stated in ("BF16", "FP16") else narrower_format(stored)
         if own:
             about = about | dict(stored_in=Format.of(q.dtype).name)
         if reading.fmt or own:

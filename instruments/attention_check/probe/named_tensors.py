@@ -19,20 +19,19 @@ NAMES = {  # what it is -> the names that it is given: torch's, flash-attn's, th
     **OPTION_NAMES,
     "o_ref": ("o_ref", "o2", "out_ref", "out2", "ref", "reference", "expected", "o_b", "output_ref"),
     "lse": ("lse", "softmax_lse", "logsumexp", "log_sum_exp"),
+    "dlse": ("dlse", "d_lse", "grad_lse", "lse_grad"),
     "dq": ("dq", "grad_q", "q_grad", "grad_query", "query_grad"),
     "dk": ("dk", "grad_k", "k_grad", "grad_key", "key_grad"),
     "dv": ("dv", "grad_v", "v_grad", "grad_value", "value_grad"),
+    "q_scale": ("q_scale", "q_descale"),
+    "k_scale": ("k_scale", "k_descale"),
+    "v_scale": ("v_scale", "v_descale"),
     "cu_seqlens": ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q"),
     "cu_seqlens_k": ("cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_k"),
 }  # fmt: skip
 SECOND = "o_ref"  # another output of the call
-BESIDE = ("lse", "dq", "dk", "dv")  # what came with the output
+BESIDE = ("lse", "dlse", "dq", "dk", "dv")  # what came with the output
 STARTS = ("cu_seqlens", "cu_seqlens_k")  # of packed sequences: where each begins, and the last ends
-_SCALED = "multiply the tensor by its scale first, and leave the scale out"
-UNREAD = {  # names that no command reads -> what to do
-    **dict.fromkeys(("q_scale", "k_scale", "v_scale", "q_descale", "k_descale", "v_descale"), _SCALED),
-    **dict.fromkeys(("dlse", "d_lse", "grad_lse"), "no command judges a gradient that flows into lse: leave it out"),
-}  # fmt: skip
 LAID_OUT = ("q", "k", "v", "o", "dO")  # tensors that have a layout
 FILE_LAYOUTS = ("bhsd", "bshd")  # of adapters.LAYOUTS, those of tensors in a file
 NO_WINDOW = (None, None)
@@ -90,8 +89,6 @@ def by_meaning(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
     given: dict[str, str] = {}
     for name, x in held.items():
         what = meanings.get(name.lower())
-        if what is None and name.lower() in UNREAD:
-            raise ValueError(f"{name}: got it, which no command reads: {UNREAD[name.lower()]}")
         if what is None:
             accepted = "; ".join(" or ".join(names) for names in NAMES.values())
             raise ValueError(f"{name}: got a tensor of this name, which would not be used; accepted are {accepted}")

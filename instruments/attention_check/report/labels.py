@@ -56,6 +56,19 @@ CAUSES = {  # key of a mistakes.Cause -> its subject
     "bias": "rounding to one side, which makes outputs {factor:.6g} times attention's,",
     "keep_missing": "attention without dropout",
     "mask_rounded": "a mask rounded to Q's format before it is added",
+    "dropout": "dropout of {factor:.0%} of the weights",
+    "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
+    "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
+    "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
+    "written": "{fmt} products in unfused code: q, k, v and P, divided by its sum, rounded to {fmt}, all else in FP32",
+    "written_k_scaled": "{fmt} products in unfused code: q, k times the scale, v and P, divided by its sum, rounded to "
+    "{fmt}, all else in FP32",
+    "probs": "P in {fmt} as it is, up to 1, and row sums of what was not rounded",
+    "probs_shifted": "P in {fmt}, times the power of two that uses all of it",
+    "quantized": "q, k, v and P in {fmt}",
+    "quantized_qkv": "q, k and v in {fmt}",
+    "quantized_kv": "k and v in {fmt}, as in a quantised cache",
+    "quantized_qk": "q and k in {fmt}",
 }
 
 
@@ -122,4 +135,4 @@ def has_this_error(where: Mapping[str, Any]) -> str:
     """Which mistake has an error, as a clause. where: of a Cause; an empty key where there is none."""
     if not where["key"]:
         return "no mistake and no rounding that was tried has this error"
-    return f"{subject(where)} has {'this error' if where['same'] else 'an error of this size'}"
+    return f"{subject(where)} has {'this error' if where['same'] else 'most of this error'}"

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attention_check.measure.mistakes import Cause, cause, worst
+from attention_check.explain.explanation import cause_of
+from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import has_this_error
 from attention_check.testing.checks import CHECKS, result_of
 from attention_check.tolerance import BLOCK, Tolerance, declared, tolerance
@@ -77,7 +78,7 @@ def assert_attention_close(
     if over.any():
         n_kv = k.shape[-2]
         block = BLOCK if tiles is None else -(-n_kv // tiles)
-        found = cause(worst(times, outputs, about.golden, (q, k, v), precision.inputs, options), precision, block)
+        found = cause_of(outputs, q, k, v, options, precision, block)
         raise AssertionError(_message(times, over, about, found))
 
 

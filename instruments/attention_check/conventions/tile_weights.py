@@ -1,0 +1,152 @@
+"""How many times its weight each tile of keys has, solved for in every row: what a row sum that is wrong, a missing
+rescale, parts that are merged wrongly or a page in another one's place make of attention."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, scores, weights
+from attention_check.conventions.reading import CapturedCall
+from attention_check.conventions.search import FiniteMask, rounding_of
+
+SIZES = (256, 128, 64, 32, 16)  # keys of a tile that are tried after one tile of all keys, the largest first
+FEATURES = 4  # of V, for each tile at least: half of them are fitted to, and twice as many numbers as are sought
+HELD_OUT = 2.0  # times the residual that is rounding, on the features that were not fitted to
+SURE = 6.0  # standard errors: so far from 1 a tile's weight is off
+LEAST = 0.05  # and by so much: less may be rounding to one side
+IN_MOST = 0.95  # of the rows, that follow a rule: the others are as rounding may make one in twenty
+AGREE = 0.05  # root mean square of log times that a rule may leave, of what there is
+KEYS = 4.0  # that share a tile's weight, in the mean over a row's tiles: with fewer, factors of tiles fit any error
+MOST = 4  # tiles that are listed
+TINY = 1e-300
+
+
+class Rule(StrEnum):
+    """What weights of tiles follow."""
+
+    ROW_SUM = "row_sum"  # all tiles of a row have one factor
+    BEFORE_MASK = "before_mask"  # that factor is the share of the weights that the mask leaves
+    PAGE = "page"  # some tiles are missing, and as many count twice
+    MISSING = "missing"  # some are missing, the others right
+    MAXIMUM = "maximum"  # exp(m - m_t), m_t the maximum up to tile t
+    EQUAL = "equal"  # each tile counts as much as another one, whatever its log-sum-exp
+    BASE_2 = "base_2"  # exp(L) of a tile taken as 2^L
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class WrongTiles:
+    """The weights of tiles, where within a tile all keys have the right weights among themselves.
+
+    Attributes:
+        size: keys of a tile. rule: what the weights follow.
+        tiles: (first key, last key, least, largest) of those that are off in most rows, at most MOST: how many times
+            its weight a tile has, the 5th and the 95th percentile of these rows.
+    """
+
+    size: int
+    rule: Rule
+    tiles: tuple[tuple[int, int, float, float], ...]
+
+
+def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows, Tensor] | None:
+    """Solve each row of an output for the weights of tiles, of the largest size at which that holds: it leaves no more
+    than rounding on every other feature, which nothing was fitted to.
+
+    Returns:
+        What is wrong, the rows, and in which of them, bool (entries, heads, rows, 1). None where no size holds, or no
+        weight is off.
+
+    Raises:
+        Unfit: the shapes make no call of attention in this dialect.
+    """
+    rows = call.rows(dialect)
+    if dialect.softmax in SOFTMAX_OVER:
+        return None
+    P = weights(rows)
+    fit = FiniteMask.of(rows, P @ rows.v).counted
+    n_kv, features = rows.v.shape[2:]
+    rounding = HELD_OUT * rounding_of(call, dialect)
+    for size in (n_kv, *(size for size in SIZES if size < n_kv)):
+        parts, count = P.split(size, -1), -(-n_kv // size)
+        spread = sum(part.sum(-1) ** 2 / part.square().sum(-1).clamp(min=TINY) for part in parts) / count
+        counted = fit & (spread >= KEYS)  # where one key has all the weight, its tile's factor is the key's own
+        if FEATURES * count > features or not counted.any():
+            break
+        tiles = torch.stack([part @ v for part, v in zip(parts, rows.v.split(size, 2))], -1)[counted]
+        times, error, left = _solved(tiles, rows.o[counted])
+        if left > rounding:
+            continue
+        near = torch.maximum(SURE * error, torch.full_like(error, LEAST))
+        off = ((times - 1).abs() > near) & (tiles.square().sum(-2) > 0)  # of tiles of which the row sees a key
+        wrong = torch.zeros_like(counted)
+        wrong[counted] = off.any(-1)
+        return (_told(rows, size, times, near, off, counted), rows, wrong[..., None]) if off.any() else None
+    return None
+
+
+def _solved(tiles, o):
+    """The factor of each tile (rows, tiles) and its standard error, by least squares over every other feature, and the
+    residual on the others.
+
+    Args:
+        tiles: P V of each tile, (rows, features, tiles). o: (rows, features).
+    """
+    A, b = tiles[:, ::2], o[:, ::2, None]
+    inverse = torch.linalg.pinv(A.mT @ A, hermitian=True)  # (rows, tiles, tiles)
+    times = inverse @ (A.mT @ b)
+    left = o[:, 1::2] - (tiles[:, 1::2] @ times)[..., 0]
+    noise = left.square().mean(-1, keepdim=True)
+    error = (noise * inverse.diagonal(dim1=-2, dim2=-1)).clamp(min=0).sqrt()
+    return times[..., 0], error, (left.square().sum() / o[:, 1::2].square().sum().clamp(min=TINY)).sqrt().item()
+
+
+def _told(rows: Rows, size, times, near, off, counted):
+    """The WrongTiles of factors (rows, tiles), of which some are off; near: how far from 1 a right one may be."""
+    n_kv = rows.v.shape[2]
+    rule, off = _rule(rows, size, times, near, off, counted)
+    listed, most = [], off.sum(0).max()
+    for at in off.sum(0).argsort(descending=True, stable=True)[:MOST].sort().values.tolist():
+        if 2 * off[:, at].sum() >= most:
+            ends = torch.tensor([0.05, 0.95], dtype=times.dtype)
+            listed.append((at * size, min((at + 1) * size, n_kv) - 1, *times[off[:, at], at].quantile(ends).tolist()))
+    return WrongTiles(size, rule, tuple(listed))
+
+
+def _rule(rows, size, times, near, off, counted):
+    """The rule that the factors follow, and which of them are wrong by it."""
+    S = scores(rows)[counted]  # (rows, n_kv)
+    if times.shape[1] == 1:
+        of_all = (rows.products * rows.scale)[counted]  # as if the mask came after the softmax
+        left = (torch.logsumexp(S, -1) - torch.logsumexp(of_all, -1)).exp()
+        alike = (times[:, 0] - left).abs().max() < LEAST * times.max()
+        return (Rule.BEFORE_MASK if alike and (-math.inf == S).any() else Rule.ROW_SUM), off
+    gone, wrong = off & (times.abs() < near), off.any(-1)
+    others = times.masked_fill(gone, math.nan).nanmedian(-1, keepdim=True).values  # a row sum without these keys
+    twice = off & ((times - 2 * others).abs() < 2 * near * others)
+    rest = ((times - others).abs() < near * others) | ~(off | gone)
+    if gone.any() and _in_most((gone | twice | rest).all(-1)):
+        if _in_most(~twice.any(-1)):
+            return Rule.MISSING, gone
+        if _in_most(gone.sum(-1) == twice.sum(-1)):
+            return Rule.PAGE, gone | twice
+    parts = S.split(size, -1)
+    L = torch.stack([part.logsumexp(-1) for part in parts], -1)[wrong]  # (rows, tiles)
+    m = torch.stack([part.amax(-1) for part in parts], -1).cummax(-1).values[wrong]
+    log_times = times[wrong].clamp(min=TINY).log()
+    for rule, due in ((Rule.MAXIMUM, m[:, -1:] - m), (Rule.EQUAL, -L), (Rule.BASE_2, (math.log(2) - 1) * L)):
+        if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
+            return rule, off
+    return Rule.OTHER, off
+
+
+def _in_most(rows):
+    return rows.double().mean().item() >= IN_MOST
+
+
+def _spread(x):
+    """Root mean square of the differences from the mean of each row."""
+    return (x - x.mean(-1, keepdim=True)).square().mean().sqrt().item()
