@@ -267,8 +267,7 @@ def _window(options, choice):
 
 def _masked(mask, choice, entries, heads_at, rows, shape):
     """What a mask adds to the scores of the sampled rows, as a choice reads it."""
-    times = choice if isinstance(choice, float) else None
-    choice = "" if times is not None else choice
+    choice, times = ("", choice) if isinstance(choice, float) else (choice, None)
     if choice.startswith("triangle"):
         own = rows + (shape[3] - shape[2] if choice == "triangle_bottom_right" else 0)
         return _hiding(torch.arange(shape[3])[None] > own[:, None])

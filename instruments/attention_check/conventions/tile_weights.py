@@ -123,7 +123,7 @@ def _rule(rows, size, times, near, off, counted):
         of_all = (rows.products * rows.scale)[counted]  # as if the mask came after the softmax
         left = (torch.logsumexp(S, -1) - torch.logsumexp(of_all, -1)).exp()
         alike = (times[:, 0] - left).abs().max() < LEAST * times.max()
-        return (Rule.BEFORE_MASK if alike and (-math.inf == S).any() else Rule.ROW_SUM), off
+        return (Rule.BEFORE_MASK if alike and S.isneginf().any() else Rule.ROW_SUM), off
     gone, wrong = off & (times.abs() < near), off.any(-1)
     others = times.masked_fill(gone, math.nan).nanmedian(-1, keepdim=True).values  # a row sum without these keys
     twice = off & ((times - 2 * others).abs() < 2 * near * others)
