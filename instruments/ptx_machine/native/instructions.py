@@ -1,13 +1,16 @@
 """The instructions that are compiled, by name, and the functions that make an `Encoding` of each."""
 
+import numpy as np
 from llvmlite import ir
 
+from ptx_machine import warpgroup
 from ptx_machine.comparisons import combination
 from ptx_machine.device import GPU
-from ptx_machine.matrix import Product
+from ptx_machine.lanes import WARP
+from ptx_machine.matrix import WHOLE, Product
 from ptx_machine.memory import LOCAL, PARAMETERS, SHARED
 from ptx_machine.moves import HINTS, MOVES, WAITS, bytes_read, nothing, space_of
-from ptx_machine.native import atomics, copies, exchange, memory, mma, mma_whole
+from ptx_machine.native import atomics, copies, exchange, memory, mma, mma_whole, wgmma
 from ptx_machine.native.emitter import Emitter, NotNative, Outcome
 from ptx_machine.native.encode import Encoding, Layout
 from ptx_machine.native.floats import canonical
@@ -70,9 +73,21 @@ def _nothing(e: Encoding, code: Code, gpu: GPU) -> None:
 
 
 def _warpgroup(e: Encoding, code: Code, gpu: GPU) -> None:
-    if e.instruction.words[1] == "mma_async":
+    if e.instruction.words[1] != "mma_async":
+        return _nothing(e, code, gpu)
+    product = warpgroup.Product(e.instruction, e.layout.names)
+    if product.kind in WHOLE:
         raise NotNative
-    _nothing(e, code, gpu)
+    core = gpu.core(product.kind, product.gives, "wgmma")
+    into = np.array([e.layout.register(register) for register in product.into])
+    e.slots += [e.layout.constant(into), e.layout.constant(np.zeros(WARP, np.uint32)), e.layout.special("%warpid")]
+    for register in product.left:
+        e.raw(register)
+    _, a, b, keeps, *_ = e.instruction.operands
+    reads = [e.operand(each, "b64") for each in ((b,) if product.left else (a, b))]
+    reads.append(e.operand(keeps, "pred"))
+    e.shape.append(f"{gpu.name} {len(into)} {product.signs} {product.a_turned} {product.b_turned}")
+    e.build = lambda f: wgmma.multiply(f, product, core, reads)
 
 
 def _barrier(e: Encoding, code: Code, gpu: GPU) -> None:
@@ -235,8 +250,6 @@ def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
 def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     product = Product(e.instruction, gpu)
     e.shape.append(gpu.name)
-    if not product.whole and (product.core.two_level or product.a not in ("f16", "bf16", "tf32")):
-        raise NotNative
     for operand in e.instruction.operands:
         for item in parts(operand):
             if isinstance(item, Immediate):
@@ -246,7 +259,7 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     if product.whole:
         e.build = lambda f: mma_whole.product(f, product.shape, (product.a, product.b), product.saturated)
     else:
-        e.build = lambda f: mma.product(f, product.core, product.shape, product.a, product.gives)
+        e.build = lambda f: mma.multiply(f, product.core, product.shape, product.a, product.gives)
 
 
 TABLE = {
