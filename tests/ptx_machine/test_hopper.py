@@ -4,6 +4,7 @@ so each checks the other. Blackwell's products are FlashAttention-4's, in tests/
 
 import numpy as np
 import pytest
+import small_ptx
 import torch
 from small_ptx import lanewise
 
@@ -40,7 +41,8 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d9, {{{x},
 
 def made(body, maps=0, pointers=(), gpu="H100"):
     parameters = [*(f".param .align 64 .b8 map{i}[128]" for i in range(maps)), *(f".param .u64 {p}" for p in pointers)]
-    return Kernel(HEAD.format(parameters=", ".join(parameters), body=body), gpu=gpu)
+    text = HEAD.format(parameters=", ".join(parameters), body=body)
+    return Kernel(text, gpu=gpu, compiled=small_ptx.COMPILED[0])
 
 
 def box_of(i):

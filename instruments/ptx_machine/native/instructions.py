@@ -10,12 +10,11 @@ from ptx_machine.lanes import WARP
 from ptx_machine.matrix import WHOLE, Product
 from ptx_machine.memory import LOCAL, PARAMETERS, SHARED
 from ptx_machine.moves import HINTS, MOVES, WAITS, bytes_read, nothing, space_of
-from ptx_machine.native import atomics, copies, exchange, memory, mma, mma_whole, wgmma
+from ptx_machine.native import atomics, copies, exchange, memory, mma, mma_whole, special_unit, wgmma
 from ptx_machine.native.emitter import Emitter, NotNative, Outcome
 from ptx_machine.native.encode import Encoding, Layout
 from ptx_machine.native.floats import canonical
 from ptx_machine.native.lanewise import compared, emit
-from ptx_machine.native.special_unit import ex2
 from ptx_machine.native.vectors import lanes
 from ptx_machine.operands import both, constant, whole
 from ptx_machine.program import approximated, lanewise
@@ -46,11 +45,11 @@ def _lanewise(e: Encoding, gpu: GPU) -> None:
     write = e.result(to, meaning.gives)
     reads = [e.operand(operand, kind) for operand, kind in zip(operands, meaning.takes)]
     if approximated(e.instruction, gpu) is not None:
-        if gpu.wobble is not None or e.instruction.name != "ex2" or meaning.gives != "f32":
+        if gpu.wobble is not None or meaning.gives != "f32":
             raise NotNative
+        unit = special_unit.function(e.instruction)
         e.shape.append(gpu.name)
-        ftz = "ftz" in e.instruction.words
-        e.build = lambda f: write(f, canonical(f.b, ex2(f.b, reads[0](f), ftz)))
+        e.build = lambda f: write(f, canonical(f.b, unit(f.b, *(read(f) for read in reads))))
         return
     e.build = lambda f: write(f, emit(f.b, e.instruction, [read(f) for read in reads]))
 
