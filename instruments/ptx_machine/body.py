@@ -3,6 +3,7 @@
 import re
 import struct
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from ptx_machine.syntax import (
@@ -44,6 +45,11 @@ class _Scope:
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
+@cache
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(word for word in name.split(".") if word)
+
+
 def _scoped(name: str, number: int) -> str:
     """Return the name, unique in its kernel, of a register or label that is declared in a scope."""
     return name if number == 0 else f"{name}@{number}"
@@ -60,6 +66,7 @@ class Body:
         self.labels: dict[str, int] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
         self.scopes: list[_Scope] = []
+        self.known: dict[str, Register | None] = {}  # what `register` has found in the scopes as they are now
         self.branches: list[tuple[int, list[int]]] = []  # the numbers of a branch and of the scopes around it
         self.number, self.source, self.callers = 0, None, ()
         self.calls: dict[tuple[str, ...], tuple[str, ...]] = {}  # (file, line, column) -> those of the call around it
@@ -79,6 +86,7 @@ class Body:
                     self.open()
                 elif word == "}":
                     self.scopes.pop()
+                    self.known.clear()
             elif word == ".reg":
                 self.registers()
             elif word in (".shared", ".local"):
@@ -129,6 +137,7 @@ class Body:
 
     def open(self) -> None:
         """Begin a scope."""
+        self.known.clear()
         self.scopes.append(_Scope(self.number))
         self.number += 1
 
@@ -147,6 +156,7 @@ class Body:
 
     def registers(self) -> None:
         """Read a declaration of registers."""
+        self.known.clear()
         self.tokens.take(".reg")
         kind = self.tokens.take().lstrip(".")
         if kind not in BITS:
@@ -166,6 +176,11 @@ class Body:
 
     def register(self, name: str) -> Register | None:
         """Find the register of a name in the innermost scope that has one; None: no scope does."""
+        if name not in self.known:
+            self.known[name] = self._declared(name)
+        return self.known[name]
+
+    def _declared(self, name: str) -> Register | None:
         prefix = name.rstrip("0123456789")
         for scope in reversed(self.scopes):
             kind = scope.registers.get(name)
@@ -179,7 +194,7 @@ class Body:
     def instruction(self) -> Instruction:
         """Read an instruction."""
         tokens, guard = self.tokens, None
-        line = tokens.tokens[tokens.at].line
+        line = tokens.line
         if tokens.next == "@":
             tokens.take()
             false = tokens.next == "!" and bool(tokens.take())
@@ -188,7 +203,7 @@ class Body:
                 tokens.at -= 1
                 tokens.refuse("a predicate that was declared")
             guard = predicate, false
-        words = tuple(word for word in tokens.take().split(".") if word)
+        words = _words(tokens.take())
         operands = tokens.listed(self.operand, ";")
         if words[0] == "bra" and len(self.scopes) > 1:
             self.branches.append((len(self.instructions), [scope.number for scope in self.scopes]))

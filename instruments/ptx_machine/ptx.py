@@ -26,10 +26,10 @@ def parse(text: str) -> Module:
 class _Reader(Tokens):
     def __init__(self, text: str):
         super().__init__(text)
-        after = [token.text for token in self.tokens[1:]]
         self.files = {  # of .file, by number; Triton says them last
-            after[at]: after[at + 1].strip('"') for at, token in enumerate(self.tokens[:-2]) if token.text == ".file"
-        }
+            number: path.strip('"') for word, number, path in zip(self.words, self.words[1:], self.words[2:])
+            if word == ".file"
+        }  # fmt: skip
 
     def module(self) -> Module:
         says, entries, functions, variables = {}, {}, set(), []

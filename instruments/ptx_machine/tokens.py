@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from ptx_machine.syntax import BITS, Variable
 
@@ -19,22 +19,9 @@ TOKEN = re.compile(
 )
 
 
-class Token(NamedTuple):
-    """A word of a PTX text, and its line, from 1."""
-
-    text: str
-    line: int
-
-
 def _calls(match: re.Match) -> str:
     """Turn such a comment into words: INLINED, then the file and the line of each call, the innermost first."""
     return f"{match[1]} {INLINED} " + " ".join(f'"{file}" {line}' for file, line in CALL.findall(match[2]))
-
-
-def _split(text: str) -> list[Token]:
-    text = LOC.sub(_calls, text)
-    blank = COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
-    return [Token(word, number) for number, line in enumerate(blank.split("\n"), 1) for word in TOKEN.findall(line)]
 
 
 class Tokens:
@@ -42,17 +29,29 @@ class Tokens:
     is no PTX."""
 
     def __init__(self, text: str):
-        self.tokens, self.at = _split(text), 0
+        blank = COMMENT.sub(lambda match: "\n" * match[0].count("\n"), LOC.sub(_calls, text))
+        self.words, self.lines, self.at = [], [], 0  # the lines of the words, from 1
+        for number, line in enumerate(blank.split("\n"), 1):
+            found = TOKEN.findall(line)
+            self.words += found
+            self.lines += [number] * len(found)
+        self.words += ["", ""]  # the end
+        self.lines += [self.lines[-1] if self.lines else 1] * 2
 
     @property
     def next(self) -> str:
         """The next word; "" at the end."""
-        return self.tokens[self.at].text if self.at < len(self.tokens) else ""
+        return self.words[self.at]
 
     @property
     def second(self) -> str:
         """The word behind the next one; "" at the end."""
-        return self.tokens[self.at + 1].text if self.at + 1 < len(self.tokens) else ""
+        return self.words[self.at + 1]
+
+    @property
+    def line(self) -> int:
+        """The line of the next word."""
+        return self.lines[self.at]
 
     def take(self, *accepted: str) -> str:
         """Read the next word, which must be one of `accepted`, if there are any."""
@@ -64,15 +63,14 @@ class Tokens:
 
     def refuse(self, accepted: str) -> NoReturn:
         """Raise the ValueError of the next word; accepted: what may come there."""
-        line = self.tokens[min(self.at, len(self.tokens) - 1)].line if self.tokens else 1
-        raise ValueError(f"PTX, line {line}: got {self.next or 'the end of the text'!r}; accepted is {accepted}")
+        raise ValueError(f"PTX, line {self.line}: got {self.next or 'the end of the text'!r}; accepted is {accepted}")
 
     def rest_of_line(self) -> list[str]:
         """Read the remaining words of the line."""
-        line, words = self.tokens[self.at].line, []
-        while self.at < len(self.tokens) and self.tokens[self.at].line == line:
-            words.append(self.take())
-        return words
+        first, line = self.at, self.line
+        while self.next and self.line == line:
+            self.at += 1
+        return self.words[first : self.at]
 
     def skip(self, opening: str, closing: str) -> None:
         """Skip a bracketed part, whose opening bracket is next."""

@@ -34,6 +34,7 @@ class Product:
         gives, kind: types of the result and of the factors. size: bytes of a factor.
         into: registers of the result. left: registers of A; () where it is in shared memory.
         signs: 1 or -1, of A and B.
+        a_turned, b_turned: whether a factor in shared memory has neighbours across the sum side by side.
 
     Raises:
         ValueError: the instruction is not modelled.
@@ -61,7 +62,7 @@ class Product:
             got = len(self.into), len(self.left)
             raise refuse(instruction, f"got {got} registers of D and A; accepted are {due}")
         self.signs, turned = numbers_behind[:2] or [1, 1], numbers_behind[2:]
-        self._a_turned, self._b_turned = len(turned) == 2 and bool(turned[0]), bool(turned) and bool(turned[-1])
+        self.a_turned, self.b_turned = len(turned) == 2 and bool(turned[0]), bool(turned) and bool(turned[-1])
 
     def keeps(self, warp: Warp) -> bool:
         """Return whether the product is added to what the result's registers have."""
@@ -71,11 +72,11 @@ class Product:
         """Return the addresses in shared memory of the warp's rows of A, int64 (16, k)."""
         assert self._a is not None
         own = ROWS * (warp.index % WARPS)
-        return self._places(self._a(warp)[0], WARPS * ROWS, self._a_turned)[own : own + ROWS]
+        return self._places(self._a(warp)[0], WARPS * ROWS, self.a_turned)[own : own + ROWS]
 
     def right_places(self, warp: Warp) -> np.ndarray:
         """Return the addresses in shared memory of B, int64 (n, k)."""
-        return self._places(self._b(warp)[0], self.n, self._b_turned)
+        return self._places(self._b(warp)[0], self.n, self.b_turned)
 
     def _places(self, bits: int, rows: int, turned: bool) -> np.ndarray:
         try:

@@ -118,3 +118,32 @@ def test_warps_go_on_from_a_barrier_in_the_same_order():
         assert torch.equal(
             out, torch.arange(128, dtype=torch.int32)[:, None] + torch.tensor([0, 128], dtype=torch.int32)
         )
+
+
+PATTERNS = {"one number": "mov.u32 %r2, 24;", "neighbours": "shl.b32 %r2, %r1, {shift};",
+            "apart": "mul.lo.u32 %r2, %r1, 40;", "neighbours, the other way round":
+            "mov.u32 %r2, 31; sub.u32 %r2, %r2, %r1; shl.b32 %r2, %r2, {shift};"}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("kind, shift", [("u8", 0), ("s16", 1), ("u32", 2), ("v2.u32", 3)])
+@pytest.mark.parametrize("lanes", [32, 20])
+def test_loads_and_stores_of_any_pattern_have_the_same_bits(pattern, kind, shift, lanes):
+    """Of global and shared memory, by all lanes or some; s16 is extended by its sign."""
+    place, item = PATTERNS[pattern].format(shift=shift), ("%r3", "%r4")
+    of = "{%r3, %r4}" if kind[0] == "v" else item[0]
+    body = f"""mov.u32 %r1, %tid.x; mov.u32 %r3, 0; mov.u32 %r4, 0; {place} cvt.u64.u32 %d2, %r2;
+    mov.u32 %r5, memory; mul.lo.u32 %r6, %r1, 64; add.u32 %r6, %r5, %r6;
+    mul.wide.u32 %d4, %r1, 64; add.s64 %d5, %d0, %d4;
+    {" ".join(f"ld.global.u32 %r7, [%d5+{i}]; st.shared.u32 [%r6+{i}], %r7;" for i in range(0, 64, 4))} bar.sync 0;
+    setp.lt.u32 %p1, %r1, {lanes}; add.s64 %d3, %d0, %d2; add.u32 %r5, %r5, %r2;
+    @%p1 ld.global.{kind} {of}, [%d3]; @%p1 st.shared.{kind.replace("s16", "u16")} [%r5+8], {of};
+    @%p1 ld.shared.{kind} {of}, [%r5+8]; mul.wide.u32 %d4, %r1, 8; add.s64 %d5, %d1, %d4;
+    st.global.v2.u32 [%d5], {{%r3, %r4}}; add.s64 %d3, %d1, %d2;
+    @%p1 st.global.{kind.replace("s16", "u16")} [%d3+256], {of};"""
+    ends = []
+    for compiled in (False, True):
+        out = torch.zeros(512, dtype=torch.int32)
+        kernel(body, compiled=compiled, inside=INSIDE.replace("1024", "4096"))((1,), (32,), 0, inputs(3, 1)[0], out)
+        ends.append(out)
+    assert torch.equal(*ends) and ends[0].any()

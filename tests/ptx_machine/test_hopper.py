@@ -4,6 +4,7 @@ so each checks the other. Blackwell's products are FlashAttention-4's, in tests/
 
 import numpy as np
 import pytest
+import small_ptx
 import torch
 from small_ptx import lanewise
 
@@ -40,7 +41,8 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d9, {{{x},
 
 def made(body, maps=0, pointers=(), gpu="H100"):
     parameters = [*(f".param .align 64 .b8 map{i}[128]" for i in range(maps)), *(f".param .u64 {p}" for p in pointers)]
-    return Kernel(HEAD.format(parameters=", ".join(parameters), body=body), gpu=gpu)
+    text = HEAD.format(parameters=", ".join(parameters), body=body)
+    return Kernel(text, gpu=gpu, compiled=small_ptx.COMPILED[0])
 
 
 def box_of(i):
@@ -176,6 +178,55 @@ def test_wgmma_is_the_product_of_matrices(in_registers, turned, gives):
     numbers = out.view(torch.float32 if gives == "f32" else torch.float16).float().view(4, 8, 4, -1, 2, 2)
     D = numbers.permute(0, 4, 1, 3, 2, 5).reshape(64, n)  # warp, half of 16 rows, row, columns of 8, lane, neighbour
     assert torch.equal(D, A.float() @ B.float())
+
+
+def wgmma(kinds, n, signs, turned, in_registers, A, B, compiled):
+    """The bits of the result's registers, (128, count), where all are 1 before; A and B are bytes of shared memory."""
+    gives, left = kinds.split(".")
+    k = {"tf32": 8, "e4m3": 32, "e5m2": 32}.get(left, 16)
+    count = n // 2 if gives == "f32" else n // 4
+    one = {"f32": "0x3F800000", "f16": "0x3C003C00"}[gives]
+    d = [f"%r{20 + i}" for i in range(count)]
+    a = "{%r4, %r5, %r6, %r7}" if in_registers else "%d4"
+    words = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{gives}.{left}.{left}"
+    options = [*map(str, signs), *([] if turned is None else [*([] if in_registers else ["0"]), str(int(turned))])]
+    body = BEGIN + f"""
+    ld.param.u64 %d2, [x]; mul.wide.u32 %d3, %r1, 64; add.s64 %d3, %d2, %d3; shl.b32 %r3, %r1, 6;
+    {" ".join(f"ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%d3+{at}]; "
+              f"st.shared.v4.b32 [%r3+{at}], {{%r4, %r5, %r6, %r7}};" for at in range(0, 64, 16))}
+    bar.sync 0; setp.eq.u32 %p2, 0, 0; {" ".join(f"mov.b32 {each}, {one};" for each in d)}
+    mov.b64 %d4, {descriptor(0, 0, 512, 2)}; mov.b64 %d5, {descriptor(4096, 128 if turned else 0, 512, 2)};
+    {words} {{{", ".join(d)}}}, {a}, %d5, %p2, {", ".join(options)};
+    ld.param.u64 %d2, [out]; mul.wide.u32 %d3, %r1, {4 * count}; add.s64 %d2, %d2, %d3;
+    {" ".join(f"st.global.b32 [%d2+{4 * i}], {each};" for i, each in enumerate(d))}"""  # fmt: skip
+    memory, out = torch.cat([A, B]), torch.zeros(128, count, dtype=torch.int32)
+    text = HEAD.format(parameters=".param .u64 x, .param .u64 out", body=body)
+    launched = Kernel(text, gpu="H100", compiled=compiled)
+    assert not compiled or not [each for each in launched.native.left if each.startswith("wgmma")]
+    launched((1,), (128,), 8192, memory, out)
+    return out
+
+
+@pytest.mark.parametrize("special", [None, "nan", "inf"])
+@pytest.mark.parametrize("kinds, n, signs, turned, in_registers", [
+    ("f32.bf16", 64, (1, 1), False, False), ("f32.bf16", 64, (1, -1), True, False),
+    ("f32.f16", 16, (-1, 1), True, True), ("f16.f16", 8, (-1, -1), False, True),
+    ("f32.tf32", 32, (1, 1), None, False), ("f32.e4m3", 24, (1, 1), None, False), ("f32.e5m2", 24, (1, -1), None, True),
+])  # fmt: skip
+def test_wgmma_has_the_same_bits_compiled(kinds, n, signs, turned, in_registers, special):
+    """Of anything in shared memory, with NaN or infinity, or without."""
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "e4m3": torch.float8_e4m3fn,
+             "e5m2": torch.float8_e5m2}[kinds.split(".")[1]]  # fmt: skip
+    draw = torch.Generator().manual_seed(n)
+    size = 4096 // dtype.itemsize
+    A, B = (
+        (torch.randn(size, generator=draw) * 2.0 ** torch.randint(-3, 4, (size,), generator=draw)) for _ in range(2)
+    )
+    if special is not None:
+        B[5] = float(special)
+    A, B = (x.to(dtype).view(torch.uint8) for x in (A, B))
+    numpys, compiled = (wgmma(kinds, n, signs, turned, in_registers, A, B, each) for each in (False, True))
+    assert torch.equal(numpys, compiled) and len(numpys.unique()) > 20
 
 
 def test_matrices_of_what_was_never_written_are_a_fault():

@@ -17,7 +17,7 @@ def atomic(e: Emitter, operation: str, signed: bool, register: str, read: Callab
     at, operand = addresses(e, 1, register), read(e)
     start, flags, _ = window(e, "shared", at, 4, e.mask)
     place, operands, target = listed(e, at), listed(e, operand), e.place(0)
-    written(e, flags, place, 4)
+    written(e, flags, at, place, 4)
 
     def work(b, lane):
         here, offset = place_of(b, start, place, lane), b.mul(lane, I64(4))

@@ -41,7 +41,7 @@ def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
                 b.put(ir.Constant(element, [I8(0)] * size), to)
 
     each_lane(e, e.mask, work)
-    mark(e, flags, target_place, size)
+    mark(e, flags, target, target_place, size)
 
 
 def matrices(e: Emitter, count: int, transposed: bool, register: str) -> None:

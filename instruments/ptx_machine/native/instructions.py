@@ -1,18 +1,20 @@
 """The instructions that are compiled, by name, and the functions that make an `Encoding` of each."""
 
+import numpy as np
 from llvmlite import ir
 
+from ptx_machine import warpgroup
 from ptx_machine.comparisons import combination
 from ptx_machine.device import GPU
-from ptx_machine.matrix import Product
+from ptx_machine.lanes import WARP
+from ptx_machine.matrix import WHOLE, Product
 from ptx_machine.memory import LOCAL, PARAMETERS, SHARED
 from ptx_machine.moves import HINTS, MOVES, WAITS, bytes_read, nothing, space_of
-from ptx_machine.native import atomics, copies, exchange, memory, mma, mma_whole
+from ptx_machine.native import atomics, copies, exchange, memory, mma, mma_whole, special_unit, wgmma
 from ptx_machine.native.emitter import Emitter, NotNative, Outcome
 from ptx_machine.native.encode import Encoding, Layout
 from ptx_machine.native.floats import canonical
 from ptx_machine.native.lanewise import compared, emit
-from ptx_machine.native.special_unit import ex2
 from ptx_machine.native.vectors import lanes
 from ptx_machine.operands import both, constant, whole
 from ptx_machine.program import approximated, lanewise
@@ -43,11 +45,11 @@ def _lanewise(e: Encoding, gpu: GPU) -> None:
     write = e.result(to, meaning.gives)
     reads = [e.operand(operand, kind) for operand, kind in zip(operands, meaning.takes)]
     if approximated(e.instruction, gpu) is not None:
-        if gpu.wobble is not None or e.instruction.name != "ex2" or meaning.gives != "f32":
+        if gpu.wobble is not None or meaning.gives != "f32":
             raise NotNative
+        unit = special_unit.function(e.instruction)
         e.shape.append(gpu.name)
-        ftz = "ftz" in e.instruction.words
-        e.build = lambda f: write(f, canonical(f.b, ex2(f.b, reads[0](f), ftz)))
+        e.build = lambda f: write(f, canonical(f.b, unit(f.b, *(read(f) for read in reads))))
         return
     e.build = lambda f: write(f, emit(f.b, e.instruction, [read(f) for read in reads]))
 
@@ -70,9 +72,21 @@ def _nothing(e: Encoding, code: Code, gpu: GPU) -> None:
 
 
 def _warpgroup(e: Encoding, code: Code, gpu: GPU) -> None:
-    if e.instruction.words[1] == "mma_async":
+    if e.instruction.words[1] != "mma_async":
+        return _nothing(e, code, gpu)
+    product = warpgroup.Product(e.instruction, e.layout.names)
+    if product.kind in WHOLE:
         raise NotNative
-    _nothing(e, code, gpu)
+    core = gpu.core(product.kind, product.gives, "wgmma")
+    into = np.array([e.layout.register(register) for register in product.into])
+    e.slots += [e.layout.constant(into), e.layout.constant(np.zeros(WARP, np.uint32)), e.layout.special("%warpid")]
+    for register in product.left:
+        e.raw(register)
+    _, a, b, keeps, *_ = e.instruction.operands
+    reads = [e.operand(each, "b64") for each in ((b,) if product.left else (a, b))]
+    reads.append(e.operand(keeps, "pred"))
+    e.shape.append(f"{gpu.name} {len(into)} {product.signs} {product.a_turned} {product.b_turned}")
+    e.build = lambda f: wgmma.multiply(f, product, core, reads)
 
 
 def _barrier(e: Encoding, code: Code, gpu: GPU) -> None:
@@ -235,8 +249,6 @@ def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
 def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     product = Product(e.instruction, gpu)
     e.shape.append(gpu.name)
-    if not product.whole and (product.core.two_level or product.a not in ("f16", "bf16", "tf32")):
-        raise NotNative
     for operand in e.instruction.operands:
         for item in parts(operand):
             if isinstance(item, Immediate):
@@ -246,7 +258,7 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     if product.whole:
         e.build = lambda f: mma_whole.product(f, product.shape, (product.a, product.b), product.saturated)
     else:
-        e.build = lambda f: mma.product(f, product.core, product.shape, product.a, product.gives)
+        e.build = lambda f: mma.multiply(f, product.core, product.shape, product.a, product.gives)
 
 
 TABLE = {

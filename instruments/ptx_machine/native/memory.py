@@ -1,7 +1,7 @@
 """Loads and stores, on LLVM's lanes. An access that is a fault, or whose lanes are in several tensors, changes nothing
 and is left to the numpy machine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -161,6 +161,24 @@ def each_lane(e: Emitter, mask: ir.Value, work) -> None:
     b.position_at_end(out)
 
 
+def together(
+    e: Emitter, at: ir.Value, start: ir.Value, apart: int, work: Callable[[Builder, ir.Value], None] | None,
+    otherwise: Callable[[], None],
+) -> None:  # fmt: skip
+    """Emit work(b, pointer to the first lane's access) where all 32 lanes access what lies `apart` bytes apart; else
+    what `otherwise` emits."""
+    if work is None:
+        return otherwise()
+    b, first = e.b, e.b.extract_element(at, I32(0))
+    expected = b.add(b.splat(first), ir.Constant(lanes(I64), [I64(apart * i) for i in range(WARP)]))
+    odd = b.any(b.icmp_unsigned("!=", at, expected))
+    with b.if_else(b.and_(e.full, b.not_(odd))) as (then, other):
+        with then:
+            work(b, b.inttoptr(b.add(start, first), POINTER))
+        with other:
+            otherwise()
+
+
 def listed(e: Emitter, at: ir.Value) -> ir.Value:
     """Store addresses in memory, for a loop over lanes."""
     place = e.b.room(at.type)
@@ -182,21 +200,40 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
     size, count = BITS[kind] // 8, len(registers)
     at, (start, flags, fresh) = accesses(e, space, count, of, size * count, count + 2)
     place = listed(e, at)
-    written(e, flags, place, size * count)
+    written(e, flags, at, place, size * count)
     if space in ("global", "generic"):
         filled(e, fresh, start, place, size * count, e.mask)
     element = ir.IntType(BITS[kind])
     targets = [(e.place(i), BITS[register]) for i, register in enumerate(registers)]
 
+    def extended(value, bits):
+        wide = lanes(ir.IntType(bits)) if isinstance(value.type, ir.VectorType) else ir.IntType(bits)
+        return value if value.type == wide else (e.b.sext if kind[0] == "s" else e.b.zext)(value, wide)
+
     def work(b, lane):
         start_of_lane = place_of(b, start, place, lane)
         for i, (target, bits) in enumerate(targets):
-            value = b.get(b.at(start_of_lane, i * size), element)
-            if bits > BITS[kind]:
-                value = (b.sext if kind[0] == "s" else b.zext)(value, ir.IntType(bits))
+            value = extended(b.get(b.at(start_of_lane, i * size), element), bits)
             b.put(value, b.at(target, b.mul(lane, I64(bits // 8))))
 
-    each_lane(e, e.mask, work)
+    def apart():
+        with e.b.if_else(e.full) as (then, otherwise):
+            with then:
+                for lane in range(WARP):
+                    work(e.b, I64(lane))
+            with otherwise:
+                each_lane(e, e.mask, work)
+
+    def at_once(b, first):
+        for i, (target, bits) in enumerate(targets):
+            b.put(extended(b.splat(b.get(b.at(first, i * size), element)), bits), target, 16)
+
+    def in_a_row(b, first):
+        for target, bits in targets:
+            b.put(extended(b.get(first, lanes(element)), bits), target, 16)
+
+    together(e, at, start, 0, at_once, lambda: together(
+        e, at, start, size, in_a_row if count == 1 else None, apart))  # fmt: skip
 
 
 @contextmanager
@@ -211,8 +248,8 @@ def asked(e: Emitter, flags: ir.Value) -> Iterator[None]:
     b.position_at_end(behind)
 
 
-def written(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
-    """Return NOT_DONE from the function unless all bytes that are read were written."""
+def written(e: Emitter, flags: ir.Value, at: ir.Value, place: ir.Value, size: int) -> None:
+    """Return NOT_DONE from the function unless all bytes that are read were written. place: of the addresses `at`."""
     with asked(e, flags):
         kind = ir.IntType(8 * size)  # the flags of an access at once
         ones, all_written = kind(int.from_bytes(b"\1" * size, "little")), e.b.room(kind)
@@ -221,7 +258,14 @@ def written(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
         def work(b, lane):
             b.put(b.and_(b.get(all_written, kind), b.get(place_of(b, flags, place, lane), kind)), all_written)
 
-        each_lane(e, e.mask, work)
+        def at_once(b, first):
+            b.put(b.get(first, kind), all_written)
+
+        def in_a_row(b, first):
+            b.put(b.intrinsic("vector.reduce.and", [b.get(first, lanes(kind))], kind), all_written)
+
+        together(e, at, flags, 0, at_once, lambda: together(
+            e, at, flags, size, in_a_row, lambda: each_lane(e, e.mask, work)))  # fmt: skip
         e.needs(e.b.icmp_unsigned("==", e.b.get(all_written, kind), ones))
 
 
@@ -243,11 +287,17 @@ def filled(e: Emitter, fresh: ir.Value, start: ir.Value, place: ir.Value, size: 
         e.needs(e.b.icmp_unsigned("==", e.b.get(empty, I8), I8(0)))
 
 
-def mark(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
-    """Note that the stored bytes were written."""
-    ones = ir.Constant(lanes(I8, size), [I8(1)] * size)
+def mark(e: Emitter, flags: ir.Value, at: ir.Value, place: ir.Value, size: int) -> None:
+    """Note that the stored bytes were written. place: of the addresses `at`."""
+
+    def in_a_row(b, first):
+        b.put(b.all(1, lanes(I8, WARP * size)), first)
+
+    def work(b, lane):
+        b.put(b.all(1, lanes(I8, size)), place_of(b, flags, place, lane))
+
     with asked(e, flags):
-        each_lane(e, e.mask, lambda b, lane: b.put(ones, place_of(b, flags, place, lane)))
+        together(e, at, flags, size, in_a_row, lambda: each_lane(e, e.mask, work))
 
 
 def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> None:
@@ -270,5 +320,9 @@ def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> N
         for i, (value, width) in enumerate(values):  # little-endian: the lower bits are first
             b.put(b.get(b.at(value, b.mul(lane, I64(width))), element), b.at(start_of_lane, i * size))
 
-    each_lane(e, e.mask, work)
-    mark(e, flags, place, size * count)
+    def in_a_row(b, first):
+        bits = b.get(e.place(2), lanes(ir.IntType(BITS[registers[0]])), 16)
+        b.put(b.trunc(bits, lanes(element)) if BITS[registers[0]] > BITS[kind] else bits, first)
+
+    together(e, at, start, size, in_a_row if count == 1 else None, lambda: each_lane(e, e.mask, work))
+    mark(e, flags, at, place, size * count)

@@ -3,15 +3,16 @@
 Where a factor is NaN, or C is, so is the result. Infinite numbers, and results, are left to the numpy machine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from llvmlite import ir
 
 from fa_lib.numerics.sum_loops import NOTHING
 from fa_lib.numerics.tensor_cores import TensorCore
-from ptx_machine.matrix import WIDTHS
-from ptx_machine.native.emitter import Emitter, NotNative
+from ptx_machine.matrix import WHOLE, WIDTHS
+from ptx_machine.native.emitter import Emitter
 from ptx_machine.native.floats import halves
 from ptx_machine.native.vectors import DOUBLE, FLOAT, HALF, I8, I16, I32, I64, Builder, lanes
 
@@ -24,7 +25,7 @@ SIZES = {DOUBLE: 8, I32: 4}  # bytes of an element
 
 def element_of(kind: str) -> ir.Type:
     """Return the type that carries an element of a matrix."""
-    return I32 if kind in ("s8", "u8") else DOUBLE
+    return I32 if kind in WHOLE else DOUBLE
 
 
 def exponents(b: Builder, x: ir.Value, emin: int) -> ir.Value:
@@ -63,73 +64,82 @@ def rounded(b: Builder, x: ir.Value, core: TensorCore) -> ir.Value:
     return b.intrinsic("copysign", [r, x])
 
 
-def elements(e: Emitter, slot: int, count: int, kind: str) -> ir.Value:
-    """Unpack the elements of registers in slots from `slot` on, one register after another, and return their place:
-    float64, or 32 bits where they are whole.
+def converted(b: Builder, bits: ir.Value, kind: str) -> ir.Value:
+    """Emit the elements of a matrix, from vectors of their bits: float64, or 32 bits where they are whole."""
+    count, wide = bits.type.count, lanes(I32, bits.type.count)
+    if kind in WHOLE:
+        return (b.sext if kind == "s8" else b.zext)(bits, wide)
+    if kind == "tf32":
+        x = b.bitcast(b.and_(bits, b.all(0xFFFFE000, bits)), lanes(FLOAT, count))
+    elif kind == "bf16":
+        x = b.bitcast(b.shl(b.zext(bits, wide), b.all(16, wide)), lanes(FLOAT, count))
+    else:
+        halves()
+        x = b.bitcast(bits if kind == "f16" else _as_half(b, bits, kind), lanes(HALF, count))
+    x = b.fpext(x, lanes(DOUBLE, count))
+    if kind == "e4m3":  # its exponents are 2**8 times those of FP16, and it has no infinity
+        nan = b.icmp_unsigned("==", b.and_(bits, b.all(0x7F, bits)), b.all(0x7F, bits))
+        x = b.select(nan, b.all(float("nan"), x), b.fmul(x, b.all(2.0**8, x)))
+    return x
 
-    Raises:
-        NotNative: the type is another one.
-    """
-    b = e.b
-    per = 32 // WIDTHS[kind]
-    element = element_of(kind)
-    place = b.room(lanes(element, 32 * per), count)
-    for r in range(count):
-        bits = b.get(e.place(slot + r), lanes(I32), 16)
-        target = b.at(place, SIZES[element] * 32 * per * r)
-        if kind in ("s8", "u8"):
-            extend = b.sext if kind == "s8" else b.zext
-            b.put(extend(b.bitcast(bits, lanes(I8, 128)), lanes(I32, 128)), target)
-            continue
-        if kind == "tf32":
-            x = b.bitcast(b.and_(bits, b.all(0xFFFFE000, bits)), lanes(FLOAT))
-        elif kind == "bf16":
-            pairs = b.bitcast(bits, lanes(I16, 64))
-            x = b.bitcast(b.shl(b.zext(pairs, lanes(I32, 64)), b.all(16, lanes(I32, 64))), lanes(FLOAT, 64))
-        elif kind == "f16":
-            halves()
-            x = b.bitcast(bits, lanes(HALF, 64))
-        else:
-            raise NotNative
-        b.put(b.fpext(x, lanes(DOUBLE, 32 * per)), target)
-    return place
+
+def _as_half(b: Builder, bits: ir.Value, kind: str) -> ir.Value:
+    """Emit 8 bits of a float as the 16 bits of FP16 with the same fields."""
+    bits = b.zext(bits, lanes(I16, bits.type.count))
+    if kind == "e5m2":
+        return b.shl(bits, b.all(8, bits))
+    size, sign = b.and_(bits, b.all(0x7F, bits)), b.and_(bits, b.all(0x80, bits))
+    return b.or_(b.shl(size, b.all(7, bits)), b.shl(sign, b.all(8, bits)))
+
+
+def _assembled(
+    e: Emitter, registers: Sequence[ir.Value], kind: str, index: Callable[[int, int, int], int],
+) -> ir.Value:  # fmt: skip
+    """Assemble a matrix by rows from the places of its registers, laid out as the figures of PTX's text show. index:
+    the number of an element, by its register's, and its place along the sum and across it."""
+    b, element, per = e.b, element_of(kind), 32 // WIDTHS[kind]
+    size, count = SIZES[element], 32 * per
+    values, matrix = b.room(lanes(element, count)), b.room(element, count * len(registers))
+    for r, register in enumerate(registers):
+        b.put(converted(b, b.get(register, lanes(ir.IntType(WIDTHS[kind]), count), 16), kind), values)
+        for lane, i in product(range(32), range(per)):
+            value = b.get(b.at(values, size * (per * lane + i)), element)
+            b.put(value, b.at(matrix, size * index(r, per * (lane % 4) + i, lane // 4)))
+    return matrix
+
+
+def left(e: Emitter, registers: Sequence[ir.Value], kind: str, k: int) -> ir.Value:
+    """Assemble A (16, k)."""
+    step = 4 * (32 // WIDTHS[kind])
+    return _assembled(e, registers, kind, lambda r, along, across: k * (across + 8 * (r % 2)) + along + step * (r // 2))
+
+
+def right(e: Emitter, registers: Sequence[ir.Value], kind: str) -> ir.Value:
+    """Assemble B (k, 8)."""
+    step = 4 * (32 // WIDTHS[kind])
+    return _assembled(e, registers, kind, lambda r, along, across: COLUMNS * (along + step * r) + across)
 
 
 def factors(e: Emitter, slot: int, shape: tuple[int, int, int], kinds: tuple[str, str]) -> tuple[ir.Value, ir.Value]:
-    """Assemble A and B by rows from the registers in slots from `slot` on, laid out as the figures of PTX's text
-    show."""
-    b, (m, n, k) = e.b, shape
-    element, per = element_of(kinds[0]), 32 // WIDTHS[kinds[0]]
-    size, of_a, of_b = SIZES[element], m * k * WIDTHS[kinds[0]] // 1024, k * n * WIDTHS[kinds[1]] // 1024
-    a_place, b_place = elements(e, slot, of_a, kinds[0]), elements(e, slot + of_a, of_b, kinds[1])
-    A, B = b.room(element, m * k), b.room(element, k * n)
-
-    def move(place, at, matrix, index):
-        b.put(b.get(b.at(place, size * at), element), b.at(matrix, size * index))
-
-    for lane in range(32):
-        for i in range(per):
-            along, across = per * (lane % 4) + i, lane // 4
-            for r in range(of_a):
-                row, column = across + 8 * (r % 2), along + 4 * per * (r // 2)
-                move(a_place, 32 * per * r + per * lane + i, A, k * row + column)
-            for r in range(of_b):
-                move(b_place, 32 * per * r + per * lane + i, B, n * (along + 4 * per * r) + across)
-    return A, B
+    """Assemble A and B of mma.sync from the registers in slots from `slot` on."""
+    m, n, k = shape
+    of_a, of_b = m * k * WIDTHS[kinds[0]] // 1024, k * n * WIDTHS[kinds[1]] // 1024
+    places = [e.place(slot + i) for i in range(of_a + of_b)]
+    return left(e, places[:of_a], kinds[0], k), right(e, places[of_a:], kinds[1])
 
 
-def two_registers(e: Emitter, slot: int) -> ir.Value:
-    """Read half of a matrix of 32 bits by rows, 64 elements, from the two registers in slots from `slot` on, whose
-    elements of one lane are neighbours."""
-    pair = [e.b.get(e.place(slot + i), lanes(I32), 16) for i in range(2)]
-    return e.b.shuffle_vector(*pair, BY_TURNS)
+def two_registers(b: Builder, registers: Sequence[ir.Value]) -> ir.Value:
+    """Read half of a matrix of 32 bits by rows, 64 elements, from the places of two registers, whose elements of one
+    lane are neighbours."""
+    first, second = (b.get(register, lanes(I32), 16) for register in registers)
+    return b.shuffle_vector(first, second, BY_TURNS)
 
 
-def to_two_registers(e: Emitter, slot: int, half: ir.Value) -> None:
+def to_two_registers(b: Builder, registers: Sequence[ir.Value], half: ir.Value) -> None:
     """Write half of a matrix to two registers, the reverse of `two_registers`."""
-    for i in range(2):
+    for i, register in enumerate(registers):
         order = ir.Constant(lanes(I32), [I32(2 * j + i) for j in range(32)])
-        e.b.put(e.b.shuffle_vector(half, half, order), e.place(slot + i), 16)
+        b.put(b.shuffle_vector(half, half, order), register, 16)
 
 
 def registers(shape: tuple[int, int, int], kind: str) -> int:
@@ -138,38 +148,35 @@ def registers(shape: tuple[int, int, int], kind: str) -> int:
     return (m + n) * k * WIDTHS[kind] // 1024
 
 
-def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str, result: str) -> None:
+def multiply(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str, result: str) -> None:
     """Emit mma.sync. Its slots are of the registers of the result, of A, of B and of C."""
-    b, (m, n, k) = e.b, shape
-    sums = 2 if result == "f16" else 4
-    A, B = factors(e, sums, shape, (kind, kind))
-    c_slot = sums + registers(shape, kind)
-    C = b.room(DOUBLE, m * n)
+    b, sums = e.b, 2 if result == "f16" else 4
+    at_c = sums + registers(shape, kind)
+    places = Places.of(b, shape[2], *factors(e, sums, shape, (kind, kind)))
+    read_sums(b, [e.place(at_c + i) for i in range(sums)], result, places.C)
+    add_product(e, core, shape[2], places)
+    write_sums(b, [e.place(i) for i in range(sums)], result, places.D)
+
+
+def read_sums(b: Builder, registers: Sequence[ir.Value], kind: str, C: ir.Value) -> None:
+    """Read a matrix (16, 8) from the places of its registers to C, float64."""
     for half in range(2):
-        rows = b.at(C, 8 * 64 * half)
-        if result == "f16":
+        if kind == "f16":
             halves()
-            values = b.get(e.place(c_slot + half), lanes(I32), 16)
-            b.put(b.fpext(b.bitcast(values, lanes(HALF, 64)), lanes(DOUBLE, 64)), rows)
+            values = b.bitcast(b.get(registers[half], lanes(I32), 16), lanes(HALF, 64))
         else:
-            values = b.bitcast(two_registers(e, c_slot + 2 * half), lanes(FLOAT, 64))
-            b.put(b.fpext(values, lanes(DOUBLE, 64)), rows)
-    D, unfit, odd = b.room(DOUBLE, m * n), b.room(I8, m * n), b.room(I8)
-    eB = b.room(I32, k * n)
-    b.put(I8(0), odd)
-    for row in range(k):
-        b.put(exponents(b, b.get(b.at(B, 64 * row), D8), core.inputs.emin), b.at(eB, 32 * row))
-    places = Places(A, B, eB, C, D, unfit, odd)
-    _rows(e, core, k, places)
-    with b.if_then(b.icmp_unsigned("!=", b.get(odd, I8), I8(0)), likely=False):
-        _not_numbers(b, k, places)
-    e.needs(b.icmp_unsigned("==", b.get(odd, I8), I8(0)))
+            values = b.bitcast(two_registers(b, registers[2 * half : 2 * half + 2]), lanes(FLOAT, 64))
+        b.put(b.fpext(values, lanes(DOUBLE, 64)), b.at(C, 8 * 64 * half))
+
+
+def write_sums(b: Builder, registers: Sequence[ir.Value], kind: str, D: ir.Value) -> None:
+    """Write D to the places of its registers, the reverse of `read_sums`."""
     for half in range(2):
         values = b.fptrunc(b.get(b.at(D, 8 * 64 * half), lanes(DOUBLE, 64)), lanes(FLOAT, 64))
-        if result == "f16":
-            b.put(b.bitcast(b.fptrunc(values, lanes(HALF, 64)), lanes(I32)), e.place(half), 16)
+        if kind == "f16":
+            b.put(b.bitcast(b.fptrunc(values, lanes(HALF, 64)), lanes(I32)), registers[half], 16)
         else:
-            to_two_registers(e, 2 * half, b.bitcast(values, lanes(I32, 64)))
+            to_two_registers(b, registers[2 * half : 2 * half + 2], b.bitcast(values, lanes(I32, 64)))
 
 
 class Places(NamedTuple):
@@ -190,12 +197,31 @@ class Places(NamedTuple):
     unfit: ir.Value
     odd: ir.Value
 
+    @classmethod
+    def of(cls, b: Builder, k: int, A: ir.Value, B: ir.Value) -> "Places":
+        """Make room beside the factors A (16, k) and B (k, 8)."""
+        C, D, unfit = (b.room(kind, 16 * COLUMNS) for kind in (DOUBLE, DOUBLE, I8))
+        return cls(A, B, b.room(I32, COLUMNS * k), C, D, unfit, b.room(I8))
+
+
+def add_product(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
+    """Emit D = C + A B, or leave the instruction to the numpy machine where a result is infinite."""
+    b = e.b
+    b.put(I8(0), places.odd)
+    for row in range(k):
+        of_row = exponents(b, b.get(b.at(places.B, 64 * row), D8), core.inputs.emin)
+        b.put(of_row, b.at(places.exponents, 32 * row))
+    _rows(e, core, k, places)
+    with b.if_then(b.icmp_unsigned("!=", b.get(places.odd, I8), I8(0)), likely=False):
+        _not_numbers(b, k, places)
+    e.needs(b.icmp_unsigned("==", b.get(places.odd, I8), I8(0)))
+
 
 def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
     """Emit a loop over the 16 rows."""
     A, B, eB, C, D, unfit, odd = places
     b, emin_d = e.b, (int(core.result.grid[1]) >> 52) - 1023
-    i, after = rows_loop(b)
+    i, after = counted(b, 16)
     row = b.at(A, b.mul(i, I64(8 * k)))
     a = [b.splat(b.get(b.at(row, 8 * j), DOUBLE), COLUMNS) for j in range(k)]
     d = b.get(b.at(C, b.mul(i, I64(64))), D8)
@@ -222,8 +248,8 @@ def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
     after()
 
 
-def rows_loop(b: Builder) -> tuple[ir.Value, Callable[[], None]]:
-    """Begin a loop over the 16 rows; return the row's number, and the function that ends the loop."""
+def counted(b: Builder, count: int) -> tuple[ir.Value, Callable[[], None]]:
+    """Begin a loop; return the number of its turn, and the function that ends the loop."""
     before, loop, out = b.block, b.append_basic_block(), b.append_basic_block()
     b.branch(loop)
     b.position_at_end(loop)
@@ -233,7 +259,7 @@ def rows_loop(b: Builder) -> tuple[ir.Value, Callable[[], None]]:
     def after():
         following = b.add(i, I64(1))
         i.add_incoming(following, b.block)
-        b.cbranch(b.icmp_unsigned("<", following, I64(16)), loop, out)
+        b.cbranch(b.icmp_unsigned("<", following, I64(count)), loop, out)
         b.position_at_end(out)
 
     return i, after
@@ -249,7 +275,7 @@ def _not_numbers(b: Builder, k: int, places: Places) -> None:
     in_columns = is_nan(b.get(places.B, D8))
     for j in range(1, k):
         in_columns = b.or_(in_columns, is_nan(b.get(b.at(places.B, 64 * j), D8)))
-    i, after = rows_loop(b)
+    i, after = counted(b, 16)
     row, row_start = b.at(places.A, b.mul(i, I64(8 * k))), b.mul(i, I64(64))
     in_row = is_nan(b.get(row, DOUBLE))
     for j in range(1, k):

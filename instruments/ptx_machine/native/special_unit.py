@@ -1,13 +1,32 @@
-"""2^x of an H100's special function unit on LLVM's lanes, with the bits of `ptx_machine.special_unit.ex2`."""
+"""2^x, 1 / x and a / b of an H100's special function unit on LLVM's lanes, with the bits of
+`ptx_machine.special_unit`."""
+
+from collections.abc import Callable
+from functools import partial
 
 from llvmlite import ir
 
 from ptx_machine.lanes import WARP
+from ptx_machine.native.emitter import NotNative
 from ptx_machine.native.floats import flushed, not_a_number, wide
 from ptx_machine.native.vectors import DOUBLE, FLOAT, I32, I64, POINTER, Builder, lanes
-from ptx_machine.special_unit import BINADE, FRACTION, table
+from ptx_machine.special_unit import BINADE, DOWN, FRACTION, LARGEST, SMALLEST, table
+from ptx_machine.syntax import Instruction
 
 FARTHEST = 512.0  # beyond which every operand gives 0 or infinity
+
+
+def function(instruction: Instruction) -> Callable[..., ir.Value]:
+    """Return the function of a Builder and FP32 operands that emits an approximate instruction.
+
+    Raises:
+        NotNative: it is another one.
+    """
+    ftz, full = "ftz" in instruction.words, "full" in instruction.words
+    known = {"ex2": partial(ex2, ftz=ftz), "rcp": partial(rcp, ftz=ftz), "div": partial(divided, ftz=ftz, full=full)}
+    if instruction.name not in known:
+        raise NotNative
+    return known[instruction.name]
 
 
 def ex2(b: Builder, x: ir.Value, ftz: bool) -> ir.Value:
@@ -27,15 +46,47 @@ def _unit(b: Builder, x: ir.Value) -> ir.Value:
     whole = b.icmp_signed("==", b.and_(steps, b.all(FRACTION, steps)), zero)
     complement = b.select(whole, b.neg(steps), b.not_(steps))
     steps = b.select(b.fcmp_ordered("<", x, b.all(0.0, x)), complement, steps)
-    found = wide(b, _looked_up(b, b.and_(steps, b.all(FRACTION, steps))))
+    found = wide(b, _looked_up(b, "ex2", b.and_(steps, b.all(FRACTION, steps))))
     exponent = b.shl(b.add(b.ashr(steps, b.all(23, steps)), b.all(1023, steps)), b.all(52, steps))
     power = b.fptrunc(b.fmul(found, b.bitcast(exponent, lanes(DOUBLE))), lanes(FLOAT))
     return b.select(nan, x, flushed(b, power))
 
 
-def _looked_up(b: Builder, places: ir.Value) -> ir.Value:
-    """Emit the table's numbers, FP32 lanes, at places, I64 lanes."""
-    base = b.inttoptr(ir.Constant(I64, table("ex2").ctypes.data), POINTER)
+def rcp(b: Builder, x: ir.Value, ftz: bool) -> ir.Value:
+    """Emit 1 / x of FP32 x."""
+    return _rcp(b, x) if ftz else divided(b, b.all(1.0, x), x, ftz, True)
+
+
+def _rcp(b: Builder, x: ir.Value) -> ir.Value:
+    nan, x = not_a_number(b, x), flushed(b, x)
+    bits = b.zext(b.bitcast(x, lanes(I32)), lanes(I64))
+    exponent = b.and_(b.lshr(bits, b.all(23, bits)), b.all(255, bits))
+    power = b.bitcast(b.shl(b.sub(b.all(1023 + 127, bits), exponent), b.all(52, bits)), lanes(DOUBLE))
+    y = b.fmul(wide(b, _looked_up(b, "rcp", b.and_(bits, b.all(FRACTION, bits)))), power)
+    size = b.intrinsic("fabs", [x])
+    for special, result in ((0.0, float("inf")), (float("inf"), 0.0)):
+        y = b.select(b.fcmp_ordered("==", size, b.all(special, size)), b.all(result, y), y)
+    y = b.intrinsic("copysign", [b.fptrunc(y, lanes(FLOAT)), x])
+    return b.select(nan, x, flushed(b, y))
+
+
+def divided(b: Builder, x: ir.Value, y: ir.Value, ftz: bool, full: bool) -> ir.Value:
+    """Emit x / y of FP32, div.full or div.approx."""
+    if ftz:
+        x, y = flushed(b, x), flushed(b, y)
+    size, by = b.intrinsic("fabs", [y]), b.all(1.0, y)
+    if not ftz:
+        by = b.select(b.fcmp_ordered("<", size, b.all(float(SMALLEST), size)), b.all(2.0**24, y), by)
+    if full:
+        by = b.select(b.fcmp_ordered(">", size, b.all(float(LARGEST), size)), b.all(float(DOWN), y), by)
+    x, y = b.fmul(x, by), b.fmul(y, by)
+    quotient = b.fmul(flushed(b, x) if ftz else x, _rcp(b, y))
+    return flushed(b, quotient) if ftz else quotient
+
+
+def _looked_up(b: Builder, name: str, places: ir.Value) -> ir.Value:
+    """Emit a table's numbers, FP32 lanes, at places, I64 lanes."""
+    base = b.inttoptr(ir.Constant(I64, table(name).ctypes.data), POINTER)
     found = ir.Constant(lanes(FLOAT), ir.Undefined)
     for lane in range(WARP):
         place = b.extract_element(places, I32(lane))
