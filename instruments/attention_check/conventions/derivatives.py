@@ -48,7 +48,7 @@ class Group:
             raise Unfit(f"dO has the shape {tuple(dO.shape)}, where that of o is due")
         dlse = call.others.get("dlse")
         if dlse is not None:
-            dlse = of_rows(dlse, "dlse", tuple(q.shape[:3]))[entry][heads][None].double().cpu()
+            dlse = of_rows(dlse, "dlse", (q.shape[0], q.shape[1], q.shape[2]))[entry][heads][None].double().cpu()
         return cls(rows, kv_head, dO[entry][heads][None].double().cpu(), dlse)
 
 
