@@ -124,7 +124,7 @@ def test_a_kernel_in_eight_bits_is_held_to_its_own_bound_and_short_calls_are_ask
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_right_output_or_gradient_is_called_wrong(seed):
-    """Many builds: tiles, algorithms, formats, options. 700 outputs and 400 calls with gradients were tried once."""
+    """Many builds: tiles, algorithms, formats, options. 436 outputs and 600 calls with gradients were tried once."""
     pick = random.Random(seed)
     dtype, n = pick.choice([torch.bfloat16, torch.float16]), pick.choice([1, 33, 128])
     q, dO, _ = drawn(1, 4, n, 64, dtype=dtype, seed=seed)
