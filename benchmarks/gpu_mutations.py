@@ -31,6 +31,7 @@ KERNELS = {  # name -> (function, GPU)
     "triton": ("examples/triton_attention.py:attention", "A100"),
 }
 SHAPES = ((1, 1), (17, 33), (64, 64), (33, 130), (70, 70), (1, 200))  # queries, keys; of the random calls
+JUDGE = ("instruments/attention_check/judge", "instruments/attention_check/measure")
 SEVERE = 10  # times the unchanged kernel's error
 
 
@@ -73,7 +74,7 @@ def judged(kernel: str, gpu: str, settings: dict[str, str], timeout: float) -> d
     with tempfile.TemporaryDirectory() as folder:
         file, start = Path(folder) / "verdict.json", time.monotonic()
         command = [sys.executable, "-m", "fa_lib", "check", "kernel", kernel, "--gpu", gpu, "--quick", "--seed", "0",
-                   "--out", f"{folder}/page.html", "--json", str(file)]  # fmt: skip
+                   "--out", folder, "--json", str(file)]  # fmt: skip
         status, _ = mutation.ran(command, settings, timeout)
         seconds = round(time.monotonic() - start)
         found = json.loads(file.read_text()) if file.exists() else {}
@@ -102,7 +103,7 @@ def main():
     if given.errors:
         print(json.dumps(errors(given.errors, given.gpu)))
         return
-    commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD:instruments/attention_check/judge"],
+    commit = subprocess.check_output(["git", "log", "-1", "--format=%h", "--", *JUDGE],
                                      text=True, cwd=ROOT).strip()  # fmt: skip
     rows = pd.read_csv(TABLE, keep_default_na=False).to_dict("records") if TABLE.exists() else []
     for name in given.kernels:

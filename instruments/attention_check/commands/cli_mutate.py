@@ -35,7 +35,7 @@ def mutate(
         name, within = GPU.of(gpu).name, f"{Path(file).resolve()}:{function}"
         every = mutation.recorded(tests, within, name)
         drawn = mutation.drawn(every, changes, seed)
-        key = sha256("\n".join([within, name, *tests, *_texts(tests)]).encode()).hexdigest()[:16]
+        key = sha256("\n".join([within, name, *tests, *_texts([*tests, file])]).encode()).hexdigest()[:16]
         kept = build() / "mutate" / f"{key}.jsonl"
         kept.parent.mkdir(parents=True, exist_ok=True)
         rows = mutation.outcomes(tests, within, name, drawn, kept)
@@ -49,7 +49,7 @@ def mutate(
                 typer.echo(f"\n{place}: {row['kind']}\n  - {row['before']}\n  + {row['after']}")
 
 
-def _texts(tests: list[str]) -> list[str]:
-    """The text of files that the command names: other tests have other outcomes."""
-    paths = [Path(word.split("::")[0]) for word in tests]
+def _texts(words: list[str]) -> list[str]:
+    """The text of the Python files among some words: other tests, and another kernel, have other outcomes."""
+    paths = [Path(word.split("::")[0]) for word in words]
     return [path.read_text() for path in paths if path.suffix == ".py" and path.is_file()]

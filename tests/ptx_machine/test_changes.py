@@ -13,7 +13,7 @@ from ptx_machine.ptx import parse
 LOAD = "ld.global.f32 %f1, [%d0];\n"
 STORE = "st.global.f32 [%d1], %f3;"
 CASES = {  # kind -> (body, the statement after the change, output before and after; the input is 3, 5)
-    "rounding": ("add.rn.f32 %f3, %f1, 0f33FFFFFF;", "add.rz.f32 %f3, %f1, 0f33FFFFFF;", None),
+    "rounding": ("add.rn.f32 %f3, %f1, 0f34400000;", "add.rz.f32 %f3, %f1, 0f34400000;", None),
     "operand": ("sub.f32 %f3, %f1, 0f3F800000;", "sub.f32 %f3, 0f3F800000, %f1;", (2, -2)),
     "predicate": (
         "mov.f32 %f3, %f1;\nsetp.gt.f32 %p1, %f1, 0f3F800000;\n@%p1 add.f32 %f3, %f3, 0f3F800000;",
