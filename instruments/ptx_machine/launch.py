@@ -1,6 +1,7 @@
 """Kernels of PTX on torch's CPU tensors: `Kernel`, `Structure`."""
 
 import gc
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from ptx_machine.device import GPU
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS
 from ptx_machine.lanes import WARP
 from ptx_machine.memory import Global, Shared, Span, View
+from ptx_machine.mutate import DEFAULT_GPU, as_wanted
 from ptx_machine.native.compiled import Native, Warps
 from ptx_machine.operands import Addresses
 from ptx_machine.program import ready
@@ -91,9 +93,11 @@ class Kernel:
         Raises:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
         """
-        self.text, module = ptx, parse(ptx)
-        self.entry = _one(module.entries, entry)
-        self.gpu, self._of_any = GPU.of(gpu or FAKED_GPU.get() or "A100"), gpu is None
+        self.entry = _one(parse(ptx).entries, entry)
+        self.text = as_wanted(ptx, self.entry.name)
+        if self.text != ptx:
+            self.entry = _one(parse(self.text).entries, self.entry.name)
+        self.gpu, self._of_any = GPU.of(gpu or FAKED_GPU.get() or os.environ.get(DEFAULT_GPU, "A100")), gpu is None
         if races and any(_beside(each) for each in self.entry.instructions):
             got = "a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05)"
             raise ValueError(f"races: got {got}; accepted are others")

@@ -2,10 +2,11 @@
 
 import typer
 
-from attention_check.commands import cli_check, cli_explain
+from attention_check.commands import cli_check, cli_explain, cli_mutate
 
 
 def add_commands(app: typer.Typer, dev: typer.Typer) -> None:
-    """Add check, explain, blame, compare and shrink to `fa-lib`. dev: `fa-lib dev`, which gets none."""
+    """Add check, explain, blame, compare and shrink to `fa-lib`, and mutate to `fa-lib dev`."""
     app.add_typer(cli_check.app, name="check")
     app.add_typer(cli_explain.app)
+    dev.command()(cli_mutate.mutate)

@@ -1,0 +1,142 @@
+"""Does the judge fail a GPU kernel with one changed instruction? `python -m benchmarks.gpu_mutations` draws changes,
+measures the effect of each without the judge, then asks the judge once. A row is written as soon as it is known, into
+benchmarks/mutations/gpu.csv; what is there is not done again.
+
+Each change has processes of its own: the environment tells the machine there which instruction to change.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from attention_check.gpu import mutation
+from fa_lib import kernels
+from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels.reference import golden
+from fa_lib.numerics.formats import Format
+from ptx_machine import mutate
+
+TABLE = ROOT / "benchmarks" / "mutations" / "gpu.csv"
+KERNELS = {  # name -> (function, GPU)
+    "cuda": ("examples/cuda_attention.py:attention", "A100"),
+    "triton": ("examples/triton_attention.py:attention", "A100"),
+}
+SHAPES = ((1, 1), (17, 33), (64, 64), (33, 130), (70, 70), (1, 200))  # queries, keys; of the random calls
+JUDGE = ("instruments/attention_check/judge", "instruments/attention_check/measure")
+SEVERE = 10  # times the unchanged kernel's error
+
+
+def errors(kernel: str, gpu: str) -> list[float | None]:
+    """The largest error against FP64, over the golden value's largest magnitude, of each random call; None: no numbers,
+    or a Fault."""
+    fn, found = kernels.get(kernel, gpu=gpu), []
+    for dtype in (torch.float16, torch.bfloat16):
+        for causal in (False, True):
+            for seed, (n_q, n_kv) in enumerate(SHAPES):
+                generator = torch.Generator().manual_seed(seed)
+                q, k, v = (torch.randn(1, 2, n, 32, generator=generator).to(dtype) for n in (n_q, n_kv, n_kv))
+                due = golden(q, k, v, inputs=Format.of(dtype), causal=causal)
+                try:
+                    o = fn(q, k, v, causal=causal)
+                    error = float((o.double() - due).abs().max() / due.abs().max())
+                    found.append(error if error < float("inf") else None)
+                except Exception:  # of the kernel, whatever it is
+                    found.append(None)
+    return found
+
+
+def measured(kernel: str, gpu: str, settings: dict[str, str], timeout: float = 300) -> list[float | None]:
+    """`errors`, in a process with settings; one None where it does not come back."""
+    command = [sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", kernel, "--gpu", gpu]
+    status, output = mutation.ran(command, settings, timeout)
+    return json.loads(output.strip().splitlines()[-1]) if status == 0 else [None]
+
+
+def effect(changed: list[float | None], unchanged: list[float]) -> float:
+    """The most times that a call's error is the unchanged kernel's; infinite where there are no numbers."""
+    if None in changed:
+        return float("inf")
+    floor = max(unchanged) / 100  # of calls that are exact
+    return max(new / max(old, floor) for new, old in zip(changed, unchanged, strict=True))
+
+
+def judged(kernel: str, gpu: str, settings: dict[str, str], timeout: float) -> dict:
+    """Ask the judge once, at a fixed seed: verdict, findings and seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, start = Path(folder) / "verdict.json", time.monotonic()
+        command = [sys.executable, "-m", "fa_lib", "check", "kernel", kernel, "--gpu", gpu, "--quick", "--seed", "0",
+                   "--out", folder, "--json", str(file)]  # fmt: skip
+        status, _ = mutation.ran(command, settings, timeout)
+        seconds = round(time.monotonic() - start)
+        found = json.loads(file.read_text()) if file.exists() else {}
+    verdict = found.get("verdict", mutation.TIMEOUT if status is None else mutation.CRASHED)
+    fails = [each["what"] for each in found.get("findings", []) if each.get("severity") == "fails"]
+    return dict(verdict=verdict, findings=" ".join(dict.fromkeys(fails)), seconds=seconds)
+
+
+def population(kernel: str, gpu: str) -> list[mutate.Change]:
+    """The changes of what a kernel launches in the random calls."""
+    file, function = kernel.split(":")
+    command = [sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", kernel, "--gpu", gpu]
+    return mutation.recorded(command, f"{Path(file).resolve()}:{function}", gpu)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", nargs="*", default=[*KERNELS], choices=[*KERNELS])
+    parser.add_argument("--changes", type=int, default=30, help="of each kernel, of each kind in turn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds of a judgement")
+    parser.add_argument("--no-judge", action="store_true", help="measure the effects only")
+    parser.add_argument("--errors", help="print the errors of a kernel's random calls")
+    parser.add_argument("--gpu", default="A100")
+    given = parser.parse_args()
+    if given.errors:
+        print(json.dumps(errors(given.errors, given.gpu)))
+        return
+    commit = subprocess.check_output(["git", "log", "-1", "--format=%h", "--", *JUDGE],
+                                     text=True, cwd=ROOT).strip()  # fmt: skip
+    rows = pd.read_csv(TABLE, keep_default_na=False).to_dict("records") if TABLE.exists() else []
+    for name in given.kernels:
+        kernel, gpu = KERNELS[name]
+        unchanged = measured(kernel, gpu, {})
+        for change in mutation.drawn(population(kernel, gpu), given.changes, given.seed):
+            about = dict(of=name) | asdict(change)
+            row = next((row for row in rows if all(row[key] == value for key, value in about.items())), None)
+            if row is None:
+                settings = {mutate.CHANGE: mutate.as_json(change)}
+                size = effect(measured(kernel, gpu, settings), unchanged)
+                row = about | dict(effect=size, verdict="", findings="", seconds="", judge="")
+                rows.append(row)
+            if not row["verdict"] and not given.no_judge:
+                row |= judged(kernel, gpu, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)
+            with replacing(TABLE) as path:
+                pd.DataFrame(rows).to_csv(path, index=False)
+            print(name, change.kind, row["effect"], row["verdict"], row["seconds"], flush=True)
+    print(score(pd.DataFrame(rows)).to_string())
+
+
+def score(rows: pd.DataFrame) -> pd.DataFrame:
+    """By kind, and of all: severe changes that were judged, how many of them failed, and its 95 % interval."""
+    from scipy.stats import binomtest
+
+    severe = rows[(rows.effect.astype(float) > SEVERE) & (rows.verdict != "")]
+    found = []
+    for kind, own in [*severe.groupby("kind"), ("all", severe)]:
+        failed = int((own.verdict == "fails").sum())
+        interval = binomtest(failed, len(own)).proportion_ci(method="wilson") if len(own) else (0, 1)
+        found.append(dict(kind=kind, severe=len(own), failed=failed, low=interval[0], high=interval[1]))
+    return pd.DataFrame(found)
+
+
+if __name__ == "__main__":
+    main()
