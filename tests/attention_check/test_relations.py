@@ -14,7 +14,7 @@ from attention_check.judge.tables import of_relations
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.plan import QUICK, REPORT
 from attention_check.measure.relations import RELATIONS, relate
-from attention_check.measure.relations.masks import WIDE
+from attention_check.measure.relations.masks import FINITE, WIDE
 from attention_check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
 from attention_check.measure.relations.values import weights
 from attention_check.report.sentences import WORDINGS
@@ -200,11 +200,22 @@ def test_a_mask_of_a_finite_number_shows_below_it(fmt):
     """-1e4 does; the smallest number of the format, which is -65504 in FP16, does not."""
     for added in (False, True):
         rows = relate(masked_by(-1e4, added), "low_scores", fmt, n=N)
+        *rows, asked_for = rows
         assert [row["outcome"] for row in rows] == ["breaks"] * 3 and all(row["number"] > 3 for row in rows)
+        assert asked_for["outcome"] in ("bitwise", "rounding")  # -1e4 is what was asked for
         lowest = torch.finfo(Format.of(fmt).dtype).min
-        assert {row["outcome"] for row in relate(masked_by(lowest, added), "low_scores", fmt, n=N)} == {"bitwise"}
+        *rows, _ = relate(masked_by(lowest, added), "low_scores", fmt, n=N)
+        assert {row["outcome"] for row in rows} == {"bitwise"}
     (finding, _) = of_relations(pd.DataFrame(rows).assign(key="low_scores", fmt=fmt))
     assert finding.severity == Severity.FAILS
+
+
+def test_a_kernel_that_hides_what_a_mask_only_lowers_breaks():
+    def hiding(q, k, v, mask=None, scale=None):
+        return kernels.plain("math")(q, k, v, mask=mask.masked_fill(mask <= -1e4, -math.inf), scale=scale)
+
+    *_, asked_for = relate(hiding, "low_scores", "BF16", n=N)
+    assert asked_for["case"] == FINITE and asked_for["outcome"] == "breaks"
 
 
 @pytest.mark.parametrize("key", ["splits_in_fp32", "flash_decoding", "right_two_pass"])
