@@ -33,7 +33,8 @@ CALLS = by_key((
     Call("128 x 384", 128, 384),
     Call("causal 203", 203, 203, options=dict(causal=True)),
     Call("causal 113 x 203", 113, 203, options=dict(causal=True)),
-    Call("causal 512", 512, 512, options=dict(causal=True)),
+    Call("causal 384", 384, 384, options=dict(causal=True)),
+    Call("causal GQA 203", 203, 203, 4, 2, options=dict(causal=True, scale=0.3)),  # 0.3 is no 1 / sqrt(d)
     Call("GQA 384", 384, 384, 4, 2),
     Call("causal MQA 384", 384, 384, 4, 1, options=dict(causal=True)),
     Call("window 512", 512, 512, options=dict(window=(64, 64))),

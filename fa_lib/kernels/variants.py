@@ -53,6 +53,11 @@ class Call:
     v_dim: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def needs(self) -> set[str]:
+        """What a kernel has that answers the call: its options' names, and "gqa" where heads share keys."""
+        return {*self.options} | ({"gqa"} if self.heads != self.kv_heads else set())
+
     def shapes(self, head_dim: int, batch: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of Q, (batch, heads, n_q, head_dim), and of K and V, (batch, kv_heads, n_kv, head_dim)."""
         d = self.head_dim or head_dim

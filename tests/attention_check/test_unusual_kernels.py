@@ -107,10 +107,10 @@ def low_and_causal(q, k, v):
 @pytest.mark.parametrize("fn, passes", [(causal_alone, True), (causal_unasked, True), (low_and_causal, False)])
 def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
     """3. It was called no attention kernel."""
-    seen, judgement = examined(fn, replace(TINY, shapes=("256", "causal 512")))
+    seen, judgement = examined(fn, replace(TINY, shapes=("256", "causal 384")))
     assert judgement.passed is passes and found(judgement, "causal_only")
     assert set(seen.asked.note[seen.asked.asked.isin(("BF16", "FP16"))]) == {"causal_only"}
-    assert set(seen.shapes["shape"]) == {"causal 512"} and set(seen.shapes.outcome) == {"answered"}
+    assert set(seen.shapes["shape"]) == {"causal 384"} and set(seen.shapes.outcome) == {"answered"}
     assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
     assert seen.lengths.times_max.notna().all() and bool(seen.lengths.times_max.max() < 2) is passes
 
@@ -241,6 +241,25 @@ def defect_in_options(q, k, v, causal=False, scale=None, window=None, sinks=None
     return attention(q, k, v, causal, scale) if sinks is None else sinks.of_no_such_name
 
 
+def raises_at(n_kv, error):
+    def kernel(q, k, v, causal=False, scale=None):
+        if k.shape[-2] == n_kv:
+            raise error
+        return attention(q, k, v, causal, scale)
+
+    return kernel
+
+
+def window_of_one_number(q, k, v, causal=False, scale=None, window=None):
+    """Its signature has the word `window`, and it takes a number of keys."""
+    if window is None:
+        return attention(q, k, v, causal, scale)
+    behind = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
+    hidden = (behind > window) | (behind < (0 if causal else -window))
+    S = (q.float() @ k.float().mT * (scale or q.shape[-1] ** -0.5)).masked_fill(hidden, -math.inf)
+    return (torch.softmax(S, -1) @ v.float()).to(q.dtype)
+
+
 class Defective(torch.autograd.Function):
     """The identity, with a defect in its backward pass."""
 
@@ -302,9 +321,15 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (no_fp64, {}, True, "unsupported",
      dict(asked=["FP64", "boolean_mask", "added_mask", "window", "softcap", "sinks"]), ""),
     (nan_in_fp16, {}, False, "", {}, "FP16"),
-    (defect_in_options, {}, True, "raises", dict(asked=["sinks"]),
-     "Not judged, since it raises an error that is no refusal: sinks.*the first raises AttributeError"),
-    (defect_in_backward, {}, True, "raises", dict(asked=["gradients"]), "ValueError: not enough values"),
+    (defect_in_options, {}, False, "answer", dict(asked="sinks"), "Asked for sinks it raises AttributeError: 'Tensor'"),
+    (defect_in_backward, {}, False, "answer", dict(asked="gradients"), "ValueError: not enough values"),
+    (raises_at(203, IndexError("of a tile")), {}, False, "answer", dict(asked="length_203"), "IndexError: of a tile"),
+    (raises_at(203, AssertionError("128 at a time")), {}, True, "unsupported",
+     dict(asked=["length_203", "boolean_mask", "added_mask", "window", "softcap", "sinks"]), ""),
+    (raises_at(97, ZeroDivisionError("by 0")), ODD, False, "problem", dict(shape="97"), "At the shape 97 in .*by 0"),
+    (raises_at(512, KeyError(512)), {}, False, "problem", dict(n=512), "at N = 512.*KeyError: 512"),
+    (window_of_one_number, {}, True, "raises", dict(asked=["window"]),
+     "Not judged, since it raises an error that is no refusal: a window.*the first raises TypeError"),
     (causal_by_default, {}, True, "causal_by_default", {}, ""),
     (half_of_the_softcaps_derivative, {}, False, "answer", dict(asked="gradients_softcap"), ""),
     (multiples_of_128, ODD, True, "coverage", dict(settings=8, settings_of=24, shapes=2, shapes_of=4),

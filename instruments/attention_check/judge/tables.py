@@ -7,7 +7,7 @@ import pandas as pd
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import DRAWS, UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Severity, within
-from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
+from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE, crashed
 from attention_check.measure.carry import LOST, carried
 from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, formats
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, SIDE, worst_draws
@@ -111,9 +111,10 @@ def wrong_gradients(rows: pd.DataFrame, times: str, limit: float) -> pd.DataFram
 
 
 def problems(table: pd.DataFrame) -> Iterator[Finding]:
-    """A kernel that raises on inputs of a table of `tables.measure` does not support them; anything else fails."""
-    for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
-        severity = Severity.REPORTED if outcome in UNSUPPORTED else Severity.FAILS
+    """A kernel that refuses inputs of a table of `tables.measure` does not support them; anything else fails."""
+    bad = table[table.outcome != Outcome.ANSWERED]
+    for (outcome, crash), rows in bad.groupby(["outcome", bad.problem.map(crashed)]):
+        severity = Severity.REPORTED if outcome in UNSUPPORTED and not crash else Severity.FAILS
         where = place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
         yield Finding("problem", severity, where)
 

@@ -88,6 +88,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 GRADIENTS_WITH = {key: f"{GRADIENTS}_{key}" for key in OPTIONS}  # with that option
 NAMED_OPTIONS = (*OPTIONS, "scale", "gqa", GRADIENTS)  # that a reader means by options
 LARGE = Call("large_scores", 256, 256)  # scores up to some 250
+OF_A_DEFECT = (  # Python's errors of a program with a defect; an AssertionError is its author's word
+    "IndexError", "KeyError", "AttributeError", "TypeError", "ZeroDivisionError", "NameError", "UnboundLocalError",
+    "RecursionError",
+)  # fmt: skip
 
 
 def at_head_dim(d: int) -> Call:
@@ -130,6 +134,16 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
     ),
     *(_two(a, "one_query_decoding", 1, 256, **_last_row(OPTIONS[a])) for a in OPTIONS if a != "causal"),
 )  # fmt: skip
+
+
+def crashed(problem: str, shapes_taken: bool = False) -> bool:
+    """Whether what a kernel raises, "raises ...", is a defect of its own, and no refusal of a call that it is made for.
+
+    Args:
+        shapes_taken: it has answered a call of these shapes, so that a RuntimeError of torch's refuses no shape.
+    """
+    name = problem.removeprefix("raises ").partition(":")[0]
+    return name in OF_A_DEFECT or "values to unpack" in problem or (shapes_taken and name == "RuntimeError")
 
 
 def kernel_fn(kernel: KernelRef | str | Callable, causal: bool = False) -> Callable:

@@ -27,6 +27,7 @@ from attention_check.measure.capability import (
     OPTIONS,
     SINKS_GRADIENT,
     at_head_dim,
+    crashed,
     kernel_fn,
     masks_by_default,
     parameters,
@@ -43,8 +44,7 @@ from fa_lib.numerics.formats import FP32, FP64, Format
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
 ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
 NAMED, BY_DEFAULT = "named", "causal_by_default"
-REFUSALS = ("raises NotImplementedError: ", "raises ValueError: ")
-NO_BACKWARD = ("raises NotImplementedError: ", "raises RuntimeError: ")  # torch's, of an output without a graph
+UNNAMED = ("gqa", "v_dim_128", "v_dim_512", "boolean_mask_batch")  # no parameter says that a kernel takes these
 AWAY, TIMES = 0.05, 4  # of another head_dim, and of gradients with an option: beyond both, as a distance and over that
 # at its own head_dim and without the option, it is wrong there
 
@@ -66,12 +66,13 @@ def contract(
                 key of OPTIONS, or SINKS_GRADIENT.
             dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
             outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
-            `call_kernel` has it) or WRONG (it answers another question).
+            `call_kernel` has it; or it raises what is no refusal, at a call that its signature takes) or WRONG (it
+            answers another question).
             note: "causal_only" (a format, asked for with `causal`), BY_DEFAULT (a format: the kernel masks causally
             where it is not told otherwise, and was told), "top_left" (causal, aligned as torch's is_causal),
             of a wrong answer what it looks like (of `wrong_answers.diagnose`), "layout_o_bshd" (its output is right,
             and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), NAMED (of what it refuses:
-            its parameters have the options' names, and it says neither that it lacks them nor what is accepted), or "".
+            what it raises is no refusal, but it may take the option in another form), or "".
             problem: what it raises or returns instead, in words, or "".
             times: of FP32 and FP64, the error over that of sums in the format, one term after the other; else NaN.
     """
@@ -126,6 +127,7 @@ class _Asker:
         self.options = dict(causal=True) if causal else {}
         self.rows: list[dict[str, Any]] = []
         self.distances: dict[Format, float] = {}  # of the first answer in each format
+        self.shapes: set[tuple] = set()  # of Q, K and V that it has answered
         self.gradients_off = 0.0  # the largest distance of dQ, dK and dV
 
     def ask(self, asked: str, fmt: Format, call: Call, times: float = 1) -> Outcome:
@@ -134,6 +136,9 @@ class _Asker:
         q, k, v, options = self.inputs_of(fmt, call, 2, times)
         answer = call_kernel(_typed(self.fn) if first else self.fn, q, k, v, **options)
         outcome, note, over = answer.outcome, "", math.nan
+        shapes = (q.shape, k.shape, v.shape)
+        if outcome == Outcome.ANSWERED:
+            self.shapes.add(shapes)
         if outcome == Outcome.ANSWERED and times == 1:  # else a score's own rounding may turn the softmax
             golden = kernels.golden(q, k, v, inputs=fmt, **options)
             off, limit = wrong_answers.distance(answer.output, golden), wrong_answers.FAR
@@ -147,8 +152,11 @@ class _Asker:
                 outcome, note = _compared(CapturedCall(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
-        elif outcome == Outcome.REFUSED and call.options and not answer.problem.startswith(REFUSALS):
-            note = NAMED if call.options.keys() <= (parameters(self.fn) or {}).keys() else ""
+        elif outcome == Outcome.REFUSED and not first and crashed(answer.problem, shapes in self.shapes):
+            if asked not in UNNAMED and call.options.keys() <= (parameters(self.fn) or {}).keys():
+                others = (call_kernel(self.fn, q, k, v, **form).outcome for form in _other_forms(q, k, options))
+                note = NAMED if any(other != Outcome.REFUSED for other in others) else ""
+                outcome = Outcome.REFUSED if note else Outcome.MALFORMED
         if (
             note == OTHER_LAYOUT and isinstance(self.kernel, KernelRef) and self.kernel.readings[-1:] == ("bshd",)
         ):  # its layout is the other one of the two
@@ -161,14 +169,10 @@ class _Asker:
     def ask_gradients(self, fmt: Format) -> Outcome:
         """Whether it has gradients, all of them finite."""
         q, k, v = (x.requires_grad_() for x in self._inputs(fmt, (1, 2, 256, self.head_dim)))
-        answered = False
         try:
-            total = with_kernel_errors(self.fn)(q, k, v).float().sum()
-            answered = True
-            grads = torch.autograd.grad(total, (q, k, v))
+            grads = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v).float().sum(), (q, k, v))
         except KernelError as error:
-            defect = answered and not str(error).startswith(NO_BACKWARD)
-            return self.row(GRADIENTS, error.outcome, NAMED if defect else "", str(error))
+            return self.failed(GRADIENTS, error)
         if not all(map(finite, grads)):
             return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
         due = _golden_gradients(q, k, v, self.options, torch.ones_like(q, dtype=torch.float64))
@@ -183,7 +187,7 @@ class _Asker:
         try:
             ours = gradients(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
         except KernelError as error:
-            return self.row(asked, error.outcome, problem=str(error), dim=dim)
+            return self.failed(asked, error, dim)
         due, limit = _golden_gradients(q, k, v, options, dO), _limit(self.gradients_off)
         wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b, limit)]
         problem = f"returns another {' and '.join(wrong)}" if wrong else ""
@@ -202,9 +206,14 @@ class _Asker:
             with kernel_errors():
                 ours = gradient(self.fn)
         except KernelError as error:
-            return self.row(SINKS_GRADIENT, error.outcome, problem=str(error))
+            return self.failed(SINKS_GRADIENT, error)
         wrong = _far(ours, gradient(kernels.golden, inputs=fmt).double())
         return self.row(SINKS_GRADIENT, Outcome.WRONG, "other") if wrong else self.row(SINKS_GRADIENT)
+
+    def failed(self, asked, error, dim=0):
+        """A row of a backward pass that raises, of a call that the kernel answers."""
+        outcome = Outcome.MALFORMED if crashed(f"{error}") else error.outcome
+        return self.row(asked, outcome, problem=f"{error}", dim=dim)
 
     def inputs_of(self, fmt, call, batch, times=1.0):
         """Q, so many times as large, K, V and the options of a call; its last queries alone where these are few."""
@@ -280,6 +289,20 @@ def _compared(call, limit):
     if call.options.get("causal") and wrong_answers.residual(call, Dialect(causal="top_left")) <= limit:
         return Outcome.ANSWERED, "top_left"
     return Outcome.WRONG, wrong_answers.diagnose(call)
+
+
+def _other_forms(q, k, options):
+    """The options of a call in other forms in which kernels take them: a mask of four dimensions, or of the other kind,
+    a window of one number, sinks that broadcast."""
+    if "window" in options:
+        yield options | dict(window=options["window"][0])
+    if "sinks" in options:
+        yield options | dict(sinks=options["sinks"][:, None, None])
+    if (mask := options.get("mask")) is not None:
+        boolean = mask.dtype == torch.bool
+        other = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf) if boolean else mask > -1
+        whole = (x.expand(*q.shape[:-1], k.shape[-2]) for x in (mask, other))
+        yield from (options | dict(mask=x) for x in (other, *whole))
 
 
 def _limit(own):

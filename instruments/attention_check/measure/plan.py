@@ -58,14 +58,15 @@ class CheckPlan:
 
 
 QUICK = CheckPlan(  # seconds
-    lengths=(128, 1024), seeds=1, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
-    runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
+    lengths=(128, 1024), seeds=1, shapes=("97", "256", "causal 384", "causal GQA 203"), head_dims=(32,),
+    troubled_n=128, bias_seeds=3, runs=3,
+    relations=("batch_invariance", "strides", "constant_values", "low_scores", "causality", "dv_sum"),
     square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
 REPORT = CheckPlan(  # 20 to 40 seconds for a kernel of torch's
     lengths=(128, 512, 1500, 4096), seeds=3,
-    shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
-            "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1500"),
+    shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 384",
+            "causal GQA 203", "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1500"),
     head_dims=(64, 128), troubled_n=512, bias_seeds=10, runs=100, relations=(*RELATIONS,),
     square=8192, drawn=((129, 4095), (4097, 8192)), asked_head_dims=(*range(8, 257, 8),),
 )  # fmt: skip

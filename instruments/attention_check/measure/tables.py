@@ -9,7 +9,7 @@ import pandas as pd
 
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
+from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, crashed, kernel_fn
 from attention_check.measure.carry import carried, carry
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.closeness import bounded_inputs, bounds, tolerance_of
@@ -102,7 +102,13 @@ def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
         grid = {name: call[name] for name in ("shape", "fmt")} | dict(head_dim=int(call.head_dim), seed=[*seeds])
         return rows(grid, replace(checked.able, gradients=False))
 
-    return shapes_table(_grids(checked), rows, redrawn)
+    table = shapes_table(_grids(checked), rows, redrawn)
+    if not len(table):
+        return table
+    asked = checked.way.asked
+    answered = {*asked.asked[asked.outcome == Outcome.ANSWERED]}
+    takes = table["shape"].map(lambda shape: CALLS[shape].needs <= answered)
+    return table.assign(outcome=table.outcome.mask(takes & table.problem.map(crashed), Outcome.MALFORMED))
 
 
 def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
@@ -269,14 +275,16 @@ def measure_shapes(
     """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
 
     Returns:
-        rows: those of `rule`, and outcome and problem, as `call_kernel` has them.
+        rows: those of `rule`, and outcome and problem, as `call_kernel` has them; of gradients that it has not, one of
+        dQ, where what it raises is no refusal.
     """
-    fn = with_kernel_errors(kernel_fn(kernel, able.causal))
+    fn, found = with_kernel_errors(kernel_fn(kernel, able.causal)), []
     for gradients in (True, False) if able.gradients else (False,):
         case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
         try:
             rows = rule_rows(fn, case, references().tensors(exact, case))
-            return [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
+            return found + [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
-            last = error
-    return [dict(tensor="o", ratio=math.nan, passed=None, outcome=last.outcome, problem=str(last))]
+            failed = dict(ratio=math.nan, passed=None, outcome=error.outcome, problem=str(error))
+            found = [dict(tensor="dq") | failed] if crashed(str(error)) else []
+    return [dict(tensor="o") | failed]

@@ -20,6 +20,7 @@ CHANGES = {  # case -> what is changed, and how many times larger; None is other
     "K 256 times as large": ("k", 256),
 }  # fmt: skip
 ADDED = {"boolean mask": False, "mask of -inf": True}  # case -> whether the mask is added to the scores
+FINITE = "mask of -1e4, which hides nothing"
 LOW = -(2.0**14)  # a score: below a mask of -1e4, above one of FP16's smallest number, -65504
 UNUSABLE = {  # case -> what holds what, and whether a causal mask hides it
     "NaN in K": ("k", math.nan, False), "NaN in V": ("v", math.nan, False), "infinite K": ("k", math.inf, False),
@@ -92,24 +93,28 @@ def masked_values(subject: KernelUnderTest, case: str) -> Found:
     return max(found, key=lambda each: each.number)
 
 
-@cases(*ADDED, "causal")
+@cases(*ADDED, "causal", FINITE)
 def low_scores(subject: KernelUnderTest, case: str) -> Found:
     """Rows whose keys all have one score weigh them alike, whatever it is: as low as LOW to 2 LOW, or 0. Hidden keys,
-    with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it. Of a causal mask
-    the rows before them are compared. In FP16 a scale of 1 is asked for, so that no product overflows. Limit: both
+    with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it, and so it must
+    where that is what was asked for (held to the golden value). Of a causal mask the rows before them are compared. In FP16 a scale of 1 is asked for, so that no product overflows. Limit: both
     answers are within the rule of the first call, 2 `allowed`; and where parts of the keys are merged by log-sum-exps
     in FP32, as large as the scores S and off by up to 2 u abs(S), in powers of 2, weights of two parts are off by 4 u
     abs(S), and outputs by 8 u abs(S) times the largest abs(V)."""
     causal, scale = case == "causal", 1.0 if subject.fmt == FP16 else subject.head_dim**-0.5
     q, k, v = subject.draw()
     first = subject.n // 2 if causal else subject.n - HIDDEN
-    options: dict[str, Any] = dict(causal=True) if causal else dict(mask=visible(subject, ADDED[case]))
+    options: dict[str, Any] = dict(causal=True) if causal else dict(mask=visible(subject, ADDED.get(case, True)))
+    options |= dict(mask=options["mask"].nan_to_num(neginf=-1e4)) if case == FINITE else {}
     options |= dict(scale=scale) if subject.fmt == FP16 else {}
     q, k = torch.zeros_like(q), torch.zeros_like(k)
     product = 2.0 ** math.ceil(math.log2(-LOW / scale))
     q[..., 0], k[..., :first, 0] = 512, product / -512
     merged = 8 * FP32.unit_roundoff * product * scale * v[..., :first, :].abs().max().item()
     v[..., first:, :] += 4
+    if case == FINITE:
+        return difference(subject(q, k, v, **options), subject.golden(q, k, v, **options),
+                          subject.allowed(q, k, v, **options) + merged)  # fmt: skip
     rows = slice(first if causal else None)
     o, other = (subject(x, k, v, **options)[:, :, rows] for x in (q, torch.zeros_like(q)))
     return difference(o, other, 2 * subject.allowed(q, k, v, **options) + merged)

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from attention_check.isolation.calls import KernelError, call_or_raise, with_kernel_errors
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
-from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities
+from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, crashed
 from fa_lib import kernels
 from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
@@ -74,7 +75,8 @@ class KernelUnderTest:
 
     def anything(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
         """The kernel's output (batch, heads, n_q, d_v), NaN and infinite values too."""
-        return call_or_raise(self.fn, self._all(options), q, k, v).detach()
+        with self._no_crash(options):
+            return call_or_raise(self.fn, self._all(options), q, k, v).detach()
 
     def gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, ...]:
         """The kernel's dQ, dK and dV, in the shapes of q, k and v.
@@ -85,7 +87,8 @@ class KernelUnderTest:
         if not self.able.gradients:
             raise KernelError(Outcome.REFUSED, "has no gradients")
         inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        grads = gradients(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
+        with self._no_crash(options):
+            grads = gradients(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
         if not all(map(finite, grads)):
             raise KernelError(Outcome.MALFORMED, "returns NaN or infinite values in dQ, dK or dV")
         return grads
@@ -120,6 +123,16 @@ class KernelUnderTest:
         golden = self.golden(q, k, v, **options)
         baseline = baseline_for(self.fmt)(q, k, v, **self._all(options))
         return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
+
+    @contextmanager
+    def _no_crash(self, options):
+        """Inside, a defect that a call without options shows is no refusal."""
+        try:
+            yield
+        except KernelError as error:
+            if options or not crashed(f"{error}"):
+                raise
+            raise KernelError(Outcome.MALFORMED, f"{error}") from error
 
     def _kept(self, compute, *tensors, **options):
         """What a method computes of a call, which knows no kernel: many cases of many relations need the same."""
