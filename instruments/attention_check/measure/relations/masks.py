@@ -97,7 +97,8 @@ def masked_values(subject: KernelUnderTest, case: str) -> Found:
 def low_scores(subject: KernelUnderTest, case: str) -> Found:
     """Rows whose keys all have one score weigh them alike, whatever it is: as low as LOW to 2 LOW, or 0. Hidden keys,
     with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it, and so it must
-    where that is what was asked for (held to the golden value). Of a causal mask the rows before them are compared. In FP16 a scale of 1 is asked for, so that no product overflows. Limit: both
+    where that is what was asked for (held to the golden value). Of a causal mask the rows before them are compared.
+    In FP16 a scale of 1 is asked for, so that no product overflows. Limit: both
     answers are within the rule of the first call, 2 `allowed`; and where parts of the keys are merged by log-sum-exps
     in FP32, as large as the scores S and off by up to 2 u abs(S), in powers of 2, weights of two parts are off by 4 u
     abs(S), and outputs by 8 u abs(S) times the largest abs(V)."""
