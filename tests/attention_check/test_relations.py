@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from attention_check.judge.findings import Severity
-from attention_check.judge.tables import of_relations
+from attention_check.judge.tables import of_relations, over_shapes
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.plan import QUICK, REPORT
 from attention_check.measure.relations import RELATIONS, relate
 from attention_check.measure.relations.masks import FINITE, WIDE
 from attention_check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
 from attention_check.measure.relations.values import weights
+from attention_check.measure.tables import measure_shapes
 from attention_check.report.sentences import WORDINGS
 from attention_check.report.tables import by_relation
 from benchmarks import judge
@@ -197,25 +198,43 @@ def masked_by(low, added=False):
 
 @pytest.mark.parametrize("fmt", ["BF16", "FP16", "FP32"])
 def test_a_mask_of_a_finite_number_shows_below_it(fmt):
-    """-1e4 does; the smallest number of the format, which is -65504 in FP16, does not."""
+    """-1e4 does; the smallest number of the format, which is -65504 in FP16, does not, but where -1e4 is the mask."""
     for added in (False, True):
         rows = relate(masked_by(-1e4, added), "low_scores", fmt, n=N)
-        *rows, asked_for = rows
-        assert [row["outcome"] for row in rows] == ["breaks"] * 3 and all(row["number"] > 3 for row in rows)
-        assert asked_for["outcome"] in ("bitwise", "rounding")  # -1e4 is what was asked for
+        assert [row["outcome"] for row in rows] == ["breaks"] * 3 + ["rounding"]
+        assert all(row["number"] > 3 for row in rows[:3])
         lowest = torch.finfo(Format.of(fmt).dtype).min
-        *rows, _ = relate(masked_by(lowest, added), "low_scores", fmt, n=N)
-        assert {row["outcome"] for row in rows} == {"bitwise"}
+        outcomes = [row["outcome"] for row in relate(masked_by(lowest, added), "low_scores", fmt, n=N)]
+        assert outcomes == ["bitwise"] * 3 + ["breaks"]
     (finding, _) = of_relations(pd.DataFrame(rows).assign(key="low_scores", fmt=fmt))
     assert finding.severity == Severity.FAILS
 
 
-def test_a_kernel_that_hides_what_a_mask_only_lowers_breaks():
-    def hiding(q, k, v, mask=None, scale=None):
-        return kernels.plain("math")(q, k, v, mask=mask.masked_fill(mask <= -1e4, -math.inf), scale=scale)
+def with_dk_times(factor):
+    """Attention whose dK is a factor of q, k and scale off."""
 
-    *_, asked_for = relate(hiding, "low_scores", "BF16", n=N)
-    assert asked_for["case"] == FINITE and asked_for["outcome"] == "breaks"
+    def kernel(q, k, v, causal=False, scale=None):
+        k = Altered.apply(k, lambda dk: dk * factor(q, k, scale or q.shape[-1] ** -0.5))
+        return attention(q, k, v, causal, scale)
+
+    return kernel
+
+
+DK = {  # what dK is in a backward pass by hand -> a factor of q, k and scale
+    "right": lambda q, k, scale: 1.0,
+    "a mean over the heads that share a key head": lambda q, k, scale: k.shape[1] / q.shape[1],
+    "scaled by 1 / sqrt(d)": lambda q, k, scale: q.shape[-1] ** -0.5 / scale,
+}
+
+
+@pytest.mark.parametrize("defect", DK)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_a_quick_check_asks_for_gradients_of_shared_heads_and_another_scale(defect, head_dim):
+    call = dict(head_dim=head_dim, distribution="normal", fmt="BF16", seed=0, kernel=with_dk_times(DK[defect]))
+    at = dict(head_dim=head_dim, fmt="BF16", seed=0)
+    rows = [dict(shape=shape) | at | row for shape in QUICK.shapes for row in measure_shapes(shape, **call)]
+    failing = [f for f in over_shapes(pd.DataFrame(rows)) if f.severity == Severity.FAILS]
+    assert [f.where["shape"] for f in failing] == ["causal GQA 203"] * (defect != "right")
 
 
 @pytest.mark.parametrize("key", ["splits_in_fp32", "flash_decoding", "right_two_pass"])

@@ -152,13 +152,14 @@ class _Asker:
                 outcome, note = _compared(CapturedCall(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
-        elif outcome == Outcome.REFUSED and not first and crashed(answer.problem, shapes in self.shapes):
-            named = asked not in UNNAMED and call.options.keys() <= (parameters(self.fn) or {}).keys()
+        elif (
+            outcome == Outcome.REFUSED and not first and asked not in UNNAMED
+            and call.options.keys() <= (parameters(self.fn) or {}).keys()
+            and crashed(answer.problem, shapes in self.shapes)
+        ):  # fmt: skip
             others = (call_kernel(self.fn, q, k, v, **form).outcome for form in _other_forms(q, k, options))
-            if named and any(other != Outcome.REFUSED for other in others):
-                note = NAMED
-            elif named:
-                outcome = Outcome.MALFORMED
+            note = NAMED if any(other != Outcome.REFUSED for other in others) else ""
+            outcome = Outcome.REFUSED if note else Outcome.MALFORMED
         if (
             note == OTHER_LAYOUT and isinstance(self.kernel, KernelRef) and self.kernel.readings[-1:] == ("bshd",)
         ):  # its layout is the other one of the two
