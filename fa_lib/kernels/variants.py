@@ -39,8 +39,7 @@ class Call:
     Attributes:
         key: as tables hold and show it.
         n_q, n_kv, heads, kv_heads: sizes.
-        head_dim: None where the caller chooses it.
-        v_dim: head_dim of V; None is head_dim.
+        head_dim: None where the caller chooses it. v_dim: that of V; None is head_dim.
         options: of every kernel: causal, scale, mask, window.
     """
 
@@ -52,11 +51,6 @@ class Call:
     head_dim: int | None = None
     v_dim: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def needs(self) -> set[str]:
-        """What a kernel has that answers the call: its options' names, and "gqa" where heads share keys."""
-        return {*self.options} | ({"gqa"} if self.heads != self.kv_heads else set())
 
     def shapes(self, head_dim: int, batch: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of Q, (batch, heads, n_q, head_dim), and of K and V, (batch, kv_heads, n_kv, head_dim)."""

@@ -14,7 +14,7 @@ from attention_check.judge.tables import of_relations, over_shapes
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.plan import QUICK, REPORT
 from attention_check.measure.relations import RELATIONS, relate
-from attention_check.measure.relations.masks import FINITE, WIDE
+from attention_check.measure.relations.masks import WIDE
 from attention_check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
 from attention_check.measure.relations.values import weights
 from attention_check.measure.tables import measure_shapes

@@ -107,7 +107,11 @@ def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
         return table
     asked = checked.way.asked
     answered = {*asked.asked[asked.outcome == Outcome.ANSWERED]}
-    takes = table["shape"].map(lambda shape: CALLS[shape].needs <= answered)
+    calls = {shape: CALLS[shape] for shape in table["shape"].unique()}
+    takes = table["shape"].map({
+        shape: {*call.options, *(["gqa"] if call.heads != call.kv_heads else [])} <= answered
+        for shape, call in calls.items()
+    })  # fmt: skip
     return table.assign(outcome=table.outcome.mask(takes & table.problem.map(crashed), Outcome.MALFORMED))
 
 

@@ -96,12 +96,13 @@ def masked_values(subject: KernelUnderTest, case: str) -> Found:
 @cases(*ADDED, "causal", FINITE)
 def low_scores(subject: KernelUnderTest, case: str) -> Found:
     """Rows whose keys all have one score weigh them alike, whatever it is: as low as LOW to 2 LOW, or 0. Hidden keys,
-    with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it, and so it must
-    where that is what was asked for (held to the golden value). Of a causal mask the rows before them are compared.
-    In FP16 a scale of 1 is asked for, so that no product overflows. Limit: both
-    answers are within the rule of the first call, 2 `allowed`; and where parts of the keys are merged by log-sum-exps
-    in FP32, as large as the scores S and off by up to 2 u abs(S), in powers of 2, weights of two parts are off by 4 u
-    abs(S), and outputs by 8 u abs(S) times the largest abs(V)."""
+    with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it. Where such a mask
+    is what was asked for, that is right, and the output is compared with the golden value. Of a causal mask the rows
+    before the hidden keys are compared. In FP16 a scale of 1 is asked for, so that no product overflows.
+
+    Limit: both answers are within the rule of the first call, 2 `allowed`; and where parts of the keys are merged by
+    log-sum-exps in FP32, as large as the scores S and off by up to 2 u abs(S), in powers of 2, weights of two parts are
+    off by 4 u abs(S), and outputs by 8 u abs(S) times the largest abs(V)."""
     causal, scale = case == "causal", 1.0 if subject.fmt == FP16 else subject.head_dim**-0.5
     q, k, v = subject.draw()
     first = subject.n // 2 if causal else subject.n - HIDDEN
