@@ -110,7 +110,7 @@ def main():
         kernel, gpu = KERNELS[name]
         unchanged = measured(kernel, gpu, {})
         for change in mutation.drawn(population(kernel, gpu), given.changes, given.seed):
-            about = dict(of=name) | asdict(change)
+            about = dict(of=name) | asdict(change) | dict(source=change.source.rsplit("/", 1)[-1])
             row = next((row for row in rows if all(row[key] == value for key, value in about.items())), None)
             if row is None:
                 settings = {mutate.CHANGE: mutate.as_json(change)}
