@@ -24,6 +24,7 @@ from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
 
 PICTURE_OF = {"sums": "sums", "lengths": "growth", "shapes": "rule", "inputs": "sides"}  # table -> its picture
+VISIBLE = 0.1  # of a weight, that it is off by: less has no colour of its own in the picture
 
 
 def check_kernel(
@@ -83,7 +84,7 @@ def check_kernel(
 
 
 def _weights(kernel):
-    """The picture of a wrong kernel's weights, where one of them is beyond its bound."""
+    """The picture of a wrong kernel's weights, where one of them is visibly beyond its bound."""
     from attention_check.commands.kernel_weights import of_drawn
     from attention_check.plots.weights import weights_figure
 
@@ -91,7 +92,9 @@ def _weights(kernel):
         found = of_drawn(kernel, AS_IT_IS)
     except ValueError:  # it takes no such call
         return {}
-    return {"weights": picture(weights_figure(found, kernel.label))} if (found.times > 1).any() else {}
+    larger = found.measured.abs().maximum(found.expected)
+    off = (found.times > 1) & ((found.measured - found.expected).abs() > VISIBLE * larger)
+    return {"weights": picture(weights_figure(found, kernel.label))} if off.any() else {}
 
 
 def _drawn(key, kernel, rows):
