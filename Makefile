@@ -53,7 +53,7 @@ claims: $(call has,core) ; $(FA_LIB) dev claims --renew
 renew: $(call has,test) ; TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace notebooks/*.ipynb notebooks/*/*.ipynb
 
 test: $(call has,test) ## run the tests that need no server, the notebooks among them; test-judge, test-docs, test-gpu, ... run others
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --nbval-lax --nbval-cell-timeout=300 -n 2 --dist loadscope --no-loadscope-reorder
 test-%: RUNS = $(wildcard tests/$* tests/$*.py tests/attention_$*)
 test-fast: RUNS = --dist loadfile tests --ignore-glob "*/test_training*" -m "not slow" ## run the tests without notebooks and training, in under a minute
 test-judge: RUNS = tests/attention_check
@@ -64,7 +64,7 @@ test-gallery test-gpu test-browser test-cluster: test-%: $(call has,%)
 test-browser: $(if $(wildcard $(CHROMIUM)),,/usr/bin/chromium)
 test-cluster: $(if $(shell command -v slurmctld),,/usr/sbin/slurmctld)
 test-%: $(call has,test)
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope --no-loadscope-reorder $(RUNS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(RUNS)
 
 docs: $(call has,docs) ## build the site into docs/_build: the pages, the interface, the notebooks as `make figures` ran them
 	$(PYTHON) -m sphinx -j auto -W --keep-going -q -b html docs docs/_build
