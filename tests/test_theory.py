@@ -220,17 +220,17 @@ def test_the_search_for_the_worst_takes_the_tile_after_which_the_kernel_is_furth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean, holds", [(0.45, True), (0.5, False), (0.52, False), (0.75, True), (0.9, True)])
-def test_the_law_follows_fa1_but_where_o_lies_just_above_a_power_of_two(mean, holds, monkeypatch):
+@pytest.mark.parametrize("mean", [0.45, 0.5, 0.52, 0.75, 0.9])
+def test_the_law_follows_fa1_wherever_o_lies(mean, monkeypatch):
     """docs/law/theory.md: FA1 in BF16, 128 and 256 tiles of 64 keys, for several means of V."""
     monkeypatch.setitem(rounding_counts.VALUES, "one_sign", replace(rounding_counts.VALUES["one_sign"], mean=mean))
     most, ratios = recurrence.drawn("one_sign", 256, 2048), []
     for tiles in (128, 256):
-        drift.of_output.cache_clear()
+        drift.of_output.cache_clear(), drift.normal_tiles.cache_clear()
         of = most.first(tiles)
         of = replace(of, O=of.O * 2 * mean)
         error = recurrence.carried(of, only_sums(BF16), "fa1") - of.golden
         simulated = (error.square().mean() / of.golden.square().mean()).sqrt().item()
         ratios.append(theory.expected(only_sums(BF16), tiles=tiles) / simulated)
-    drift.of_output.cache_clear()
-    assert all(0.9 < ratio < 1.1 for ratio in ratios) == holds
+    drift.of_output.cache_clear(), drift.normal_tiles.cache_clear()
+    assert all(0.9 < ratio < 1.1 for ratio in ratios)

@@ -20,10 +20,10 @@ def law(table: pd.DataFrame, blocks: pd.DataFrame, caption: str) -> Figure:
 
     Args:
         table: of `experiments.law.measured`, joined with `experiments.law.predicted`.
-        blocks: of `experiments.law.predicted`, of FA2, for several block_kv, with rows drawn.
+        blocks: of `experiments.law.predicted` for several block_kv, with rows drawn; those of FA2 are drawn.
     """
     distributions, bits = list(dict.fromkeys(table.distribution)), sorted(table.bits.unique())
-    widest = blocks[blocks.tiles >= blocks.tiles.max() / 8]
+    widest = blocks[(blocks.algorithm == "fa2") & (blocks.tiles >= blocks.tiles.max() / 8)]
     figure, axes = plt.subplots(3, 3, figsize=(11.7, 9.9), squeeze=False)
     for line, count in zip(axes, (bits[-1], bits[0])):
         for ax, distribution in zip(line, distributions):
