@@ -1,6 +1,6 @@
 """Does the judge fail a GPU kernel with one changed instruction? `python -m benchmarks.gpu_mutations` draws changes,
-measures the effect of each without the judge, then asks the judge once. A row is written as soon as it is known, into
-benchmarks/mutations/gpu.csv; what is there is not done again.
+measures the effect of each without the judge, then asks the judge once about each severe one. A row is written as soon
+as it is known, into benchmarks/mutations/gpu.csv; what is there is not done again.
 
 Each change has processes of its own: the environment tells the machine there which instruction to change.
 """
@@ -117,7 +117,7 @@ def main():
                 size = effect(measured(kernel, gpu, settings), unchanged)
                 row = about | dict(effect=size, verdict="", findings="", seconds="", judge="")
                 rows.append(row)
-            if not row["verdict"] and not given.no_judge:
+            if float(row["effect"]) > SEVERE and not row["verdict"] and not given.no_judge:
                 row |= judged(kernel, gpu, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)
             with replacing(TABLE) as path:
                 pd.DataFrame(rows).to_csv(path, index=False)

@@ -23,17 +23,15 @@ WORD = 4  # bytes that are looked at together, to tell whether somebody wrote th
 class Fault(RuntimeError):
     """A kernel did what no GPU allows; the message has its name, line, block and thread, and the address."""
 
+    malformed = True  # a judge takes it for an answer that is wrong, as NaN is, and not for a refusal
+
 
 class Unwritten(Fault):
     """A result depends on memory of torch.empty that nobody wrote."""
 
-    malformed = True  # a judge takes it for an answer that is wrong, as NaN is, and not for a refusal
-
 
 class Endless(Fault):
     """A kernel does not end: it executes more instructions than any that does."""
-
-    malformed = True
 
 
 class BadAccess(Exception):

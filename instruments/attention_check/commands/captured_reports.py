@@ -22,6 +22,7 @@ from attention_check.probe.capture import AS_IT_IS
 from attention_check.probe.capture import captured as read_captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
+from attention_check.probe.replays import Runs, compared
 from attention_check.probe.skipped import place
 from attention_check.report.about import circumstances, package_of
 from attention_check.report.captured_tables import model_sections, tensors_sections
@@ -98,7 +99,7 @@ def check_model(
     function: str, out: str | Path = "", save: str | Path | None = None,
     names: Sequence[KernelRef | str] = tuple(REFERENCE_KERNELS), causal: bool = False,
 ) -> Report:  # fmt: skip
-    """Run a model under a Probe, judge its attention and write the page.
+    """Run a model under a Probe, and again in other ways; judge its attention and write the page.
 
     Args:
         function: "package.module:function", that runs the model on a few batches; it is called without arguments.
@@ -117,19 +118,20 @@ def check_model(
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
-                with probe:
+                with Runs() as runs, probe:
                     run()
         except (Exception, SystemExit) as error:
             raise ValueError(f"function: {function} raises {type_name(error)}: {message(error)}") from error
-    close = furthest.table()
-    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close)
+    close, ways = furthest.table(), compared(runs.found, lambda line: print(f"comparing {line}", flush=True))
+    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close, ways)
     about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(
         function=function, names=[f"{name}" for name in names], calls=probe.calls, save=f"{save or ''}", causal=causal
     )
-    sections, panels = model_sections(probe.table), model_panels(probe.table)
-    return write_report(files, judgement, sections, panels, [("probe", probe.table)], about, settings)
+    sections, panels = model_sections(probe.table, ways), model_panels(probe.table)
+    tables = [("probe", probe.table), ("ways", pd.DataFrame(ways))]
+    return write_report(files, judgement, sections, panels, tables, about, settings)
 
 
 def _model_function(name: str) -> Callable:

@@ -66,7 +66,7 @@ def kernel_errors() -> Iterator[None]:
     except (KernelError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if getattr(type(error), "malformed", False) is True:  # ptx_machine.memory.Unwritten
+        if getattr(type(error), "malformed", False) is True:  # ptx_machine.Fault
             raise KernelError(Outcome.MALFORMED, message(error)) from error
         raise KernelError(Outcome.REFUSED, f"raises {type_name(error)}: {message(error)}") from error
 

@@ -89,7 +89,7 @@ class Worker:
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are the kernel's
             text = _written(str, error, "")
             reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
-            if getattr(type(error), "malformed", False) is True:  # ptx_machine.memory.Unwritten
+            if getattr(type(error), "malformed", False) is True:  # ptx_machine.Fault
                 reply |= dict(outcome=Outcome.MALFORMED, problem=text)
         return reply | dict(state=self.watch.look())
 

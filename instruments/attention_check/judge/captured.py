@@ -13,6 +13,7 @@ from attention_check.measure.changes import cheapest
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.measure.wrong_answers import FAR, furthest
 from attention_check.probe.probe import summary
+from attention_check.probe.replays import TIMES
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 
@@ -103,15 +104,15 @@ def _no_yardstick(judged, far):
 def judge_model(
     subject: str, table: pd.DataFrame, baseline: str | None = "baseline",
     skipped: Mapping[tuple[str, str], int] | None = None, nonfinite: Mapping | None = None, causal: bool = False,
-    close: Sequence[Mapping] = (),
+    close: Sequence[Mapping] = (), ways: Sequence[Mapping] = (),
 ) -> Judgement:  # fmt: skip
     """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
-    within the rule, as times Baseline's largest, and no call held a NaN or an infinity. Where no call was compared, it
-    is not judged.
+    within the rule, as times Baseline's largest, no call held a NaN or an infinity, and attention gives a prompt the
+    same o in every way. Where no call was compared, it is not judged.
 
     Args:
         baseline, skipped, nonfinite: of the Probe. causal: no row may see a later key than its own.
-        close: rows of `closeness.WorstCall`.
+        close: rows of `closeness.WorstCall`. ways: rows of `replays.compared`.
     """
     found, findings, close = summary(table, baseline), [], pd.DataFrame([*close])
     if nonfinite:
@@ -130,10 +131,24 @@ def judge_model(
     own = [f for f in findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
     if not any(f.severity != Severity.REPORTED or f.number is not None for f in own):
         findings.insert(0, Finding("nothing_compared", Severity.REPORTED))
-    findings += [*of_bound(close, "attention"), *_of_masks(table, causal)]
+    findings += [*of_bound(close, "attention"), *_of_masks(table, causal), *_of_ways(ways)]
     for (kernel, why), count in dict(skipped or {}).items():
         findings.append(Finding("skipped", Severity.REPORTED, dict(kernel=kernel, why=why), count))
     return Judgement("model", subject, tuple(findings))
+
+
+def _of_ways(ways):
+    """Where two ways first differ in o, attention got the same q, k and v, and is the cause."""
+    alike = [dict(row) for row in ways if not row["why"] and not row["differs"]]
+    if alike:
+        yield Finding("way_of_attention", Severity.PASSES, dict(ways=alike), max(row["times"] for row in alike), TIMES)
+    for row in ways:
+        if row["why"]:
+            yield Finding("way_not_run", Severity.REPORTED, dict(row))
+        elif row["differs"]:
+            fails = row["tensor"] == "o"
+            what = "way_of_attention" if fails else "way_differs"
+            yield Finding(what, Severity.FAILS if fails else Severity.REPORTED, dict(row), row["times"], TIMES)
 
 
 def _of_masks(table, causal):

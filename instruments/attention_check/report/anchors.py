@@ -69,6 +69,7 @@ SOURCES = {  # findings of captured tensors and of models -> keys of pictures an
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
     "captured_gradients": ("gradients",), "cache": ("caches",), "layer_error": ("layers", "by_layer"),
     **dict.fromkeys(("sees_later", "own_hidden", "idle_mask", "later_unknown"), ("by_layer",)),
+    **dict.fromkeys(("way_of_attention", "way_differs", "way_not_run"), ("ways",)),
 }  # fmt: skip
 for _check in CHECKS.values():  # the first first
     SOURCES |= {what: tuple(dict.fromkeys((*SOURCES.get(what, ()), *keys))) for what, keys in _check.finds.items()}

@@ -1,11 +1,14 @@
 """The tables on the pages of captured tensors and of a model, as `tables` has those of a kernel."""
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.captured import BEARS
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.probe.probe import summary
+from attention_check.probe.replays import TIMES, WAYS
 from attention_check.report.labels import CACHES, NAMES, named
 from attention_check.report.tables import (
     BROKE,
@@ -37,12 +40,30 @@ def tensors_sections(found: TensorMeasurements) -> list[Section]:
     ]  # fmt: skip
 
 
-def model_sections(layers: pd.DataFrame) -> list[Section]:
-    """Of a model, from the table of its Probe."""
-    return [
+def model_sections(layers: pd.DataFrame, ways: Sequence[Mapping] = ()) -> list[Section]:
+    """Of a model, from the table of its Probe and rows of `replays.compared`."""
+    found = [
         Section("by_layer", "Layer by layer", by_layer(layers),
                 "The largest error over Baseline's largest; the rule allows 2.")
     ]  # fmt: skip
+    if ways:
+        text = (
+            f"Times as far as two right runs differ, at most {TIMES}, of the first tensor that differs or the furthest."
+        )
+        found.append(Section("ways", "The same prompt in other ways", by_way(ways), text))
+    return found
+
+
+def by_way(ways: Sequence[Mapping]) -> pd.DataFrame:
+    """A table of `replays.compared`: a line for each way."""
+    return pd.DataFrame([
+        {
+            BROKE: bool(row["differs"]), "distance": "" if row["why"] else number_text(row["times"]),
+            "tensor": row["tensor"], "layer": row["layer"], "way": WAYS[row["way"]].format(entry=row["entry"]),
+            "not run": row["why"],
+        }
+        for row in ways
+    ])  # fmt: skip
 
 
 def by_head(risky: pd.DataFrame) -> pd.DataFrame:

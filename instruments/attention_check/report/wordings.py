@@ -13,6 +13,7 @@ from attention_check.measure.contract import BY_DEFAULT
 from attention_check.measure.plan import FEW
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
+from attention_check.probe.replays import OUTPUT, WAYS
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
     CACHES,
@@ -209,6 +210,7 @@ def _breaks(f: Finding, at: dict) -> str:
 
 
 VALUES: dict[str, Callable[[Finding, dict], Any]] = {
+    "the_way": lambda f, at: WAYS[at["way"]].format(entry=at["entry"]),
     "answered": _answered,
     "apart": lambda f, at: "not finite in some" if f.number is None else f"{as_times(f.number)} ulp apart",
     "bits": lambda f, at: Format.of(at["fmt"]).precision,
@@ -517,6 +519,27 @@ def _takes(f, at):
     return Sentence(f"It takes {width} values of V, fewer than features of Q: it was called for so many at a time")
 
 
+def _way(f: Finding, at: dict) -> Sentence:
+    if f.severity == Severity.PASSES:
+        ways = dict.fromkeys(WAYS[row["way"]].format(entry=row["entry"]) for row in at["ways"])
+        return Sentence(f"It answers alike: {'; '.join(ways)}", *_as_far(f))
+    way, where = WAYS[at["way"]].format(entry=at["entry"]), at["layer"] or "outside of a module"
+    if at["why"]:
+        return Sentence(f"Not compared: {way}", more=f"{at['why']}.")
+    number, limit = _as_far(f)
+    random = "Something in it is random, such as dropout." if at["way"] == "again" else ""
+    if at["tensor"] == "o":
+        return Sentence(
+            f"Attention, first at {where}, gives the same q, k and v another o: {way}", number, limit, random
+        )
+    first = "its output" if at["tensor"] == OUTPUT else f"{at['tensor']} at {where}"
+    return Sentence(f"The model differs, first in {first}: {way}", number, limit, random)
+
+
+def _as_far(f: Finding) -> tuple[str, str]:
+    return f"{as_times(f.number)} times as far as two right runs differ", f"{f.limit:g}"
+
+
 IN_DECODER = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
 WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives the first of them
     "sees_later": Wording(
@@ -669,6 +692,9 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "layer_error": Wording(together=_layers),
     "nothing_compared": Wording("No attention call was compared with Baseline, so nothing was judged"),
     "skipped": Wording(sentence=_skipped),
+    "way_of_attention": Wording(sentence=_way, because="attention gives the same q, k and v another o: {the_way}"),
+    "way_differs": Wording(sentence=_way),
+    "way_not_run": Wording(sentence=_way),
     "own_hidden": Wording(
         "Rows do not see their own key in {calls} of {of} calls (the first: {first})", "{number:.0%} of the rows",
         more="A boolean mask of the other polarity does this.",

@@ -32,8 +32,6 @@ OCCUPANCY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes
 class Unlaunched(Fault):
     """A launch failed, and the extension did not ask: its output is what memory held."""
 
-    malformed = True  # a judge takes it for a wrong answer, and not for a refusal
-
 
 class _Answers(ctypes.Structure):
     """runtime.c's structure of the same name."""

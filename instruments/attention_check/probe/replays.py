@@ -1,0 +1,348 @@
+"""Does a model answer a prompt alike alone, in a batch, padded, and token by token with a cache?
+
+`Runs` keeps what a model was called with. `compared` runs it again on parts of that, and compares each call of
+scaled_dot_product_attention (q, k, v, o) and the output, at the prompt's own positions. Two right runs differ by
+rounding: how far is measured by runs in which every module's output is rounded once more, at random.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from attention_check.probe.call_sites import CallTracker, observing_sdpa, restored
+from fa_lib.execution.untrusted import message, type_name
+
+SDPA = F.scaled_dot_product_attention
+KEPT, MODELS, ENTRIES, PAIRS = 16, 4, 4, 4  # runs; models; entries of a batch that run alone; prompts that occur twice
+PADDING, DECODED = 5, 4  # tokens put before and behind a prompt; tokens decoded one by one
+NUDGES, TIMES, ORDER = 2, 8, 16  # nudged runs; times as far as they two right runs may be; roundings of a nudge in FP32
+OUTPUT = "output"
+WAYS = {
+    "again": "the same inputs twice",
+    "alone": "entry {entry} of the batch, alone and in it",
+    "equal": "two equal entries of the batch",
+    "padded": "a prompt alone and, in another run, beside equal tokens",
+    "padding": f"a prompt alone, and with {PADDING} tokens of padding on each side",
+    "cache": f"a prompt at once, and its last {DECODED} tokens one by one with a cache",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One call of a model: of its outermost module."""
+
+    model: nn.Module
+    args: tuple
+    kwargs: dict
+    autocast: torch.dtype | None = None
+
+    def tensors(self) -> list[Tensor]:
+        return [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.ndim]
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Token numbers, (batch, sequence)."""
+        return next((x for x in self.tensors() if x.ndim == 2 and x.dtype in (torch.int64, torch.int32)), None)
+
+    def takes(self, *names: str) -> bool:
+        return set(names) <= inspect.signature(self.model.forward).parameters.keys()
+
+    def cut(self, entry: int, keep: Tensor | None) -> "Run":
+        """The run of one entry, at some positions."""
+        first = self.tensors()[0]
+        length = None if keep is None else first.shape[1]
+
+        def part(x):
+            if not isinstance(x, Tensor) or not x.ndim:
+                return x
+            x = x[entry : entry + 1] if len(x) == len(first) else x
+            for dim in range(1, x.ndim):
+                x = x.index_select(dim, keep) if length is not None and x.shape[dim] == length else x
+            return x
+
+        kwargs = {name: part(x) for name, x in self.kwargs.items()}
+        return replace(self, args=tuple(part(x) for x in self.args), kwargs=kwargs)
+
+
+class Runs(TorchFunctionMode):
+    """A context manager that keeps what the first KEPT runs of modules that call attention were called with, but for
+    those that a run changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[Run] = []
+
+    def __enter__(self):
+        self._depth, self._attends = 0, False
+        entered = register_module_forward_pre_hook(self._entered)
+        self._hooks = [entered, register_module_forward_hook(self._left, with_kwargs=True, always_call=True)]
+        return super().__enter__()
+
+    def __exit__(self, *about):
+        for hook in self._hooks:
+            hook.remove()
+        return super().__exit__(*about)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self._attends |= func is SDPA or func is F.multi_head_attention_forward
+        return func(*args, **kwargs or {})
+
+    def _entered(self, module, args):
+        if not torch.compiler.is_compiling():
+            self._attends &= self._depth > 0
+            self._depth += 1
+
+    def _left(self, module, args, kwargs, output):
+        if torch.compiler.is_compiling():
+            return
+        self._depth -= 1
+        if self._depth == 0 and self._attends and len(self.found) < KEPT and not any(map(_counts, module.modules())):
+            autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+            if any(isinstance(x, Tensor) and x.ndim for x in (*args, *kwargs.values())):
+                self.found.append(Run(module, args, dict(kwargs), autocast))
+
+
+def _counts(module: nn.Module) -> bool:
+    """Whether each run changes the module: a batch norm in training."""
+    return module.training and getattr(module, "track_running_stats", False)
+
+
+@dataclass
+class Calls(TorchFunctionMode):
+    """The tensors of one run: (layer, name) of each call of attention in turn, and the output."""
+
+    found: list[tuple[str, str, Tensor]] = field(default_factory=list)
+
+    def __post_init__(self):
+        super().__init__()
+        self.places = CallTracker(lambda why: None)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.multi_head_attention_forward:
+            with observing_sdpa(self.seen):
+                return func(*args, **kwargs or {})
+        o = func(*args, **kwargs or {})
+        if func is SDPA:
+            self.seen(o, args, kwargs or {})
+        return o
+
+    def seen(self, o, args, kwargs):
+        layer = self.places.here()["layer"]
+        given = dict(zip(("query", "key", "value"), args)) | kwargs
+        for name, x in zip("qkvo", (given["query"], given["key"], given["value"], o)):
+            shared = o.shape[-3] // x.shape[-3] if x.ndim > 3 else 1  # heads of q for one of k: repeated or not
+            self.found.append((layer, name, x.detach().repeat_interleave(shared, -3) if shared > 1 else x.detach()))
+
+
+@lru_cache(maxsize=4)  # several ways have a side in common
+def played(run: Run, seed: int = 0, nudge: int | None = None) -> tuple[list[tuple[str, str, Tensor]], Any]:
+    """Run the model. Returns its calls' tensors and output, and the output as it came.
+
+    Args:
+        seed: of torch's random numbers. nudge: of the numbers that round each module's output once more.
+    """
+    with ExitStack() as stack:
+        for context in (torch.no_grad(), torch.random.fork_rng([]), restored()):
+            stack.enter_context(context)
+        if run.autocast is not None:
+            stack.enter_context(torch.autocast("cpu", run.autocast))
+        if nudge is not None:
+            stack.enter_context(_nudged(torch.Generator().manual_seed(nudge)))
+        torch.manual_seed(seed)
+        with Calls() as calls, calls.places:
+            output = run.model(*run.args, **run.kwargs)
+    answer = first_tensor(output)
+    return [*calls.found, *([("", OUTPUT, answer.detach())] if answer is not None else [])], output
+
+
+@contextmanager
+def _nudged(random: torch.Generator) -> Iterator[None]:
+    def nudge(module, args, output):
+        if isinstance(output, Tensor) and output.is_floating_point() and next(module.children(), None) is None:
+            u, wide = torch.finfo(output.dtype).eps / 2, torch.float32
+            if output.itemsize >= 4:  # sums are in the same format, and in another order
+                u, wide = ORDER * u, torch.float64
+            factor = torch.empty(output.shape, dtype=wide).uniform_(1 - u, 1 + u, generator=random)
+            return (output.to(wide) * factor).to(output.dtype)
+        return None
+
+    hook = register_module_forward_hook(nudge)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The first floating-point tensor of a model's output; of several its logits."""
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    named = output if isinstance(output, dict) else {}
+    values = [named["logits"]] if "logits" in named else [*(named.values() if named else output or ())]
+    return next((x for x in values if isinstance(x, Tensor) and x.is_floating_point()), None)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one way gives for a prompt: tensors of a run, an entry of its batch of so many, and the prompt's positions
+    among the run's."""
+
+    tensors: list[tuple[str, str, Tensor]]
+    entry: int
+    batch: int
+    keep: Tensor | None  # all
+    length: int | None
+
+    def of(self, name: str, x: Tensor) -> Tensor | None:
+        """The prompt's own part of a tensor; None where it cannot be told."""
+        if x.ndim < 2 or len(x) != self.batch:
+            return None
+        x, dim = x[self.entry], 0 if name == OUTPUT else -2
+        if self.keep is None:
+            return x
+        if x.ndim > 1 and x.shape[dim] == self.length:
+            return x.index_select(dim, self.keep)
+        ends = self.keep[-1] == self.length - 1
+        return x if name == OUTPUT and x.ndim == 1 and ends else None  # of the last position alone
+
+
+def distances(one: Side, other: Side) -> dict[int, float]:
+    """Number of a tensor that both have -> the largest difference over the root mean square of `one`."""
+    found = {}
+    for i, ((_, name, x), (_, _, y)) in enumerate(zip(one.tensors, other.tensors)):
+        a, b = one.of(name, x), other.of(name, y)
+        if a is not None and b is not None and a.shape == b.shape:
+            a, b = a.double(), b.double()
+            rms = a.square().mean().sqrt().clamp(min=1e-300)
+            found[i] = float(((a - b).abs().max() / rms).nan_to_num(nan=float("inf")))
+    return found
+
+
+def compared(runs: list[Run], say: Callable[[str], Any] = lambda line: None) -> list[dict]:
+    """Compare each way in which a model can run its prompts.
+
+    Returns:
+        a row for each: way; entry, of the batch; layer and tensor, "q", "k", "v", "o" or "output": of the first
+        o or output that differs by more than TIMES what two right runs do, else the furthest; where attention got
+        another q, k or v, the first of these; times: how much; differs; why: it could not be run.
+    """
+    rows = []
+    for way, entry, one, other, base in _ways(runs):
+        say(WAYS[way].format(entry=entry))
+        row = dict(way=way, entry=entry, layer="", tensor="", times=float("nan"), differs=False, why="")
+        try:
+            rows.append(row | _first(one(), other(), base))
+        except Exception as error:  # of a stranger's model
+            rows.append(row | dict(why=f"{type_name(error)}: {message(error)}"))
+        if way == "again" and rows[-1]["differs"]:
+            break  # what is random differs in every way
+    played.cache_clear()
+    return rows
+
+
+def _first(one: Side, other: Side, base: Callable[[int], Side]) -> dict:
+    found, nudged = distances(one, other), [distances(one, base(seed)) for seed in range(1, NUDGES + 1)]
+    results = [i for i in found if one.tensors[i][1] in ("o", OUTPUT)]  # q and k may be at other positions
+    if not results:
+        return dict(why="its tensors cannot be told apart by entry and position")
+    floor = max(torch.finfo(x.dtype).eps for _, _, x in one.tensors)
+    times = {i: found[i] / max(*(each[i] for each in nudged), floor) for i in found}
+    at = next((i for i in results if times[i] > TIMES), max(results, key=times.__getitem__))
+    differs = times[at] > TIMES
+    if differs and one.tensors[at][1] == "o":  # what attention got
+        at = next((i for i in range(at - 3, at) if times.get(i, 0) > TIMES), at)
+    layer, tensor, _ = one.tensors[at]
+    return dict(layer=layer, tensor=tensor, times=times[at], differs=differs)
+
+
+def _ways(runs: list[Run]):
+    """Yield each way, its entry, what makes both sides, and what makes the first with one more rounding."""
+    for model in list(dict.fromkeys(run.model for run in runs))[:MODELS]:
+        yield from _ways_of(max((run for run in runs if run.model is model), key=lambda run: len(run.tensors()[0])))
+    for one, other in _twice(runs):
+        yield "padded", other[1], *_pair(one, other)
+
+
+def _side(run, entry=0, keep=None, **how):
+    first = run.tensors()[0]
+    return Side(played(run, **how)[0], entry, len(first), keep, first.shape[1] if first.ndim > 1 else None)
+
+
+def _pair(one, other):
+    return (lambda: _side(*one)), (lambda: _side(*other)), (lambda seed: _side(*one, nudge=seed))
+
+
+def _ways_of(run):
+    first, ids = run.tensors()[0], run.ids
+    yield "again", 0, lambda: _side(run), lambda: _side(run, seed=1), lambda seed: _side(run, nudge=seed)
+    mask, every = run.kwargs.get("attention_mask"), None if ids is None else torch.arange(ids.shape[1])
+    padded = ids is not None and isinstance(mask, Tensor) and mask.shape == ids.shape
+    kept = [mask[entry].bool().nonzero()[:, 0] if padded else every for entry in range(len(first))]
+    for entry, keep in enumerate(kept[:ENTRIES]):
+        if len(first) > 1 or padded and len(keep) < ids.shape[1]:
+            yield "alone", entry, *_pair((run.cut(entry, keep), 0, None), (run, entry, keep))
+    equal = [(i, j) for j in range(len(first)) for i in range(j) if torch.equal(first[i], first[j])]
+    for i, j in equal[:PAIRS]:
+        yield "equal", j, *_pair((run, i, kept[i]), (run, j, kept[j]))
+    if ids is None or not run.takes("input_ids"):
+        return
+    prompt = ids[:1, kept[0]]
+    n, bare = prompt.shape[1], replace(run, args=(), kwargs=dict(input_ids=prompt))
+    bare = run if prompt.shape == ids.shape and run.tensors() == [ids] else bare  # the same run
+    if run.takes("attention_mask") and n:
+        kwargs = dict(input_ids=F.pad(prompt, (PADDING, PADDING)))
+        kwargs["attention_mask"] = seen = F.pad(torch.ones_like(prompt), (PADDING, PADDING))
+        if run.takes("position_ids"):
+            kwargs["position_ids"] = (seen.cumsum(1) - 1).clamp(min=0)
+        yield (
+            "padding",
+            0,
+            *_pair((bare, 0, None), (replace(bare, args=(), kwargs=kwargs), 0, torch.arange(n) + PADDING)),
+        )
+    if run.takes("past_key_values", "use_cache") and n > DECODED:
+        decoded = lambda: Side(_decoded(bare, prompt), 0, 1, None, None)  # noqa: E731
+        yield "cache", 0, lambda: _side(bare), decoded, lambda seed: _side(bare, nudge=seed)
+
+
+def _twice(runs: list[Run]):
+    """Prompts that occur alone in one run, and in another one behind or before equal tokens."""
+    rows = [(run, entry, row) for run in runs if run.ids is not None for entry, row in enumerate(run.ids)]
+    seen = set()
+    for short, i, x in rows:
+        for long, j, y in rows:
+            n, more = len(x), len(y) - len(x)
+            if short.model is not long.model or more < 1 or len(seen) >= PAIRS:
+                continue
+            for start, rest in ((more, y[:more]), (0, y[n:])):
+                key = (tuple(x.tolist()), tuple(y.tolist()))
+                if key not in seen and torch.equal(y[start : start + n], x) and (rest == rest[0]).all():
+                    seen.add(key)
+                    yield (short, i, torch.arange(n)), (long, j, torch.arange(start, start + n))
+
+
+def _decoded(run: Run, prompt: Tensor) -> list[tuple[str, str, Tensor]]:
+    """Prefill all but the last tokens, decode these one by one; q, o and the output, over all positions."""
+    cut = prompt.shape[1] - DECODED
+    chunks, found, past = [prompt[:, :cut], *prompt[:, cut:].split(1, 1)], [], {}
+    for chunk in chunks:
+        tensors, output = played.__wrapped__(
+            replace(run, args=(), kwargs=dict(input_ids=chunk, use_cache=True, **past))
+        )
+        past = dict(past_key_values=output["past_key_values"])
+        found.append(tensors)
+    whole = []
+    for parts in zip(*found):
+        layer, name, _ = parts[0]
+        dim = 1 if name == OUTPUT else -2
+        tensors = [x for _, _, x in parts]
+        whole.append((layer, name, tensors[-1] if name in ("k", "v") else torch.cat(tensors, dim)))
+    return whole
