@@ -88,8 +88,7 @@ def of_the_law():
     assert ((off.predicted - off.counted) < 0.025).all()  # nowhere much further off than counted roundings
     places = near.predicted.sum(), len(off), near.counted.sum()
     furthest = off.predicted.loc["uniform"].max(), off.predicted.max(), off.simulated.max()
-    counted = ratios.counted.loc["uniform"].unstack("algorithm").loc[8, 32]
-    return [*map(str, places), *(f"{np.ceil(100 * x):.0f}" for x in furthest), *(f"{x:.2f}" for x in counted)]
+    return [*map(str, places), *(f"{np.ceil(100 * x):.0f}" for x in furthest)]
 
 
 @number
@@ -206,6 +205,16 @@ def of_the_judge_at_first_sight():
     low, most = binomtest(int(k), int(n)).proportion_ci()
     share = [f"{100 * k / n:.0f}", f"{100 * low:.0f} to {100 * most:.0f}"]
     return [f"{k} of {n}", *share, f"{high.sum()}", f"{(failed & high).sum()}"]
+
+
+@number
+def of_the_gpu_changes():
+    rows = pd.read_csv(ROOT / "benchmarks" / "mutations" / "gpu.csv", keep_default_na=False)
+    severe = rows[rows.effect.astype(float) > 10]
+    k, n, now = (severe.verdict == Verdict.FAILS).sum(), len(severe), (severe.now == Verdict.FAILS).sum()
+    low, most = binomtest(int(k), n).proportion_ci(method="wilson")
+    share = f"{100 * k / n:.0f} % ({100 * low:.0f} to {100 * most:.0f})"
+    return [f"{len(rows)}", f"{k} of {n}", share, f"{n - k}", f"{now} of the {n - k}"]
 
 
 @number

@@ -81,6 +81,11 @@ def test_a_right_model_answers_alike_in_every_way(dtype):
     assert not any(row["differs"] or row["why"] for row in rows), rows
 
 
+def test_steps_of_generate_which_share_a_cache_are_not_run_again():
+    rows = ways(llama(), lambda model: model.generate(torch.arange(1, 7)[None], max_new_tokens=2, do_sample=False))
+    assert not any(row["differs"] for row in rows), rows
+
+
 def test_positions_that_padding_shifts_are_no_fault_of_attention():
     """GPT-2 without position_ids counts places of padding."""
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from attention_check.tolerance_sums import repeated
 from fa_lib import kernels, theory
 from fa_lib.experiments.ablation import carried
 from fa_lib.experiments.law import carried_in, measured, only_sums, predicted
@@ -17,7 +18,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP64
 from fa_lib.numerics.metrics import deviation
-from fa_lib.theory import drift, recurrence, rounding_counts, worst_inputs
+from fa_lib.theory import drift, recurrence, rounding_counts, simulation, worst_inputs
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.law import VALUES_OF
 from fa_lib.theory.rounding_counts import BACK
@@ -67,26 +68,26 @@ def test_where_roundings_repeat_the_law_follows_and_independent_ones_do_not():
         assert ((means.counted < 0.75 * means.measured) == repeat).all()
         assert (means.simulated / means.measured).between(0.9, 1.1).all()
         assert 0.9 < means.predicted.fa2 / means.measured.fa2 < 1.1
-    assert theory.repeated(FP16, tiles=64, spread=0.02) < 0.1 * theory.expected(Precision.uniform(FP16), tiles=64)
+    assert repeated(FP16, 64, 0.02) < 0.1 * theory.expected(Precision.uniform(FP16), tiles=64)
 
 
 def test_errors_of_o_and_l_cancel_where_their_significands_agree():
     """docs/law/theory.md: in BF16 at 128 tiles of uniform inputs each alone has more error than both together."""
 
     def error(tiles, **formats):
-        of = recurrence.drawn("one_sign", tiles, 8192)
+        of = simulation.drawn("one_sign", tiles, 8192)
         o = recurrence.carried(of, replace(Precision.uniform(FP64), **formats), "fa2")
         return ((o / of.golden - 1) / BF16.unit_roundoff).square().mean().sqrt().item()
 
     alone = error(128, row_sum=BF16), error(128, accumulator=BF16), error(128, row_sum=BF16, accumulator=BF16)
     assert alone == pytest.approx((14, 9.2, 5.5), rel=0.02)
-    allowance = [theory.repeated(BF16, tiles=t, spread=0.021) / BF16.unit_roundoff for t in (32, 64, 128)]
+    allowance = [repeated(BF16, t, 0.021) / BF16.unit_roundoff for t in (32, 64, 128)]
     assert all(1.1 < a / error(t, row_sum=BF16) < 1.6 for a, t in zip(allowance, (32, 64, 128)))
 
 
 def test_the_program_carries_as_the_emulator_does():
     """One score and one value a tile, which the emulator can be given as they are: the same bits."""
-    of = recurrence.drawn("one_sign", 8, 16, block_kv=1)
+    of = simulation.drawn("one_sign", 8, 16, block_kv=1)
     for algorithm in ("fa1", "fa2"):
         for row in range(16):
             S, v = of.highest[:, row], of.O[:, row]
@@ -224,7 +225,7 @@ def test_the_search_for_the_worst_takes_the_tile_after_which_the_kernel_is_furth
 def test_the_law_follows_fa1_wherever_o_lies(mean, monkeypatch):
     """docs/law/theory.md: FA1 in BF16, 128 and 256 tiles of 64 keys, for several means of V."""
     monkeypatch.setitem(rounding_counts.VALUES, "one_sign", replace(rounding_counts.VALUES["one_sign"], mean=mean))
-    most, ratios = recurrence.drawn("one_sign", 256, 2048), []
+    most, ratios = simulation.drawn("one_sign", 256, 2048), []
     for tiles in (128, 256):
         drift.of_output.cache_clear(), drift.normal_tiles.cache_clear()
         of = most.first(tiles)

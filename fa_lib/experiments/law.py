@@ -18,7 +18,7 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
-from fa_lib.theory import recurrence
+from fa_lib.theory import recurrence, simulation
 from fa_lib.theory.bounds import bound
 from fa_lib.theory.extremes import RMS
 from fa_lib.theory.law import VALUES_OF, bias, expected
@@ -50,7 +50,7 @@ def measured(
 
     Returns:
         rows: distribution, tiles, algorithm, bits; measured, the root mean square of O - golden over that of golden, in
-        units of the sums' unit roundoff; simulated, the same by `theory.recurrence.simulated`; bias, the mean signed
+        units of the sums' unit roundoff; simulated, the same by `theory.simulated`; bias, the mean signed
         error over its root mean square.
 
     Raises:
@@ -60,7 +60,7 @@ def measured(
     steps = Stacked.steps(formats)
     for distribution in distributions:
         values = lookup("distribution", distribution, VALUES_OF)
-        most = recurrence.drawn(values, max(tiles), SIMULATED, seed=seed)
+        most = simulation.drawn(values, max(tiles), SIMULATED, seed=seed)
         for count in tiles:
             inputs = draw(distribution, seed, (1, 1, n_q, 64), (1, 1, count * 64, 64))  # head_dim 64
             q, k, v = (BF16(x) for x in inputs)
@@ -70,7 +70,7 @@ def measured(
                 for fmt, o in zip(formats, outputs.chunk(len(bits), -2)):
                     error, u = problem.deviation(o, fmt), fmt.unit_roundoff
                     setting: dict[str, Any] = dict(tiles=count, algorithm=algorithm, values=values)
-                    program = recurrence.simulated(only_sums(fmt), **setting, of=of)
+                    program = simulation.simulated(only_sums(fmt), **setting, of=of)
                     row = dict(distribution=distribution, tiles=count, algorithm=algorithm, bits=fmt.precision)
                     row |= dict(measured=error.relative / u, simulated=program / u, bias=error.bias / error.rmse)
                     rows.append(row)
@@ -109,14 +109,14 @@ def predicted(
 
     Args:
         distribution: a key of `theory.law.VALUES_OF`. tiles: how many, of block_kv keys each. bits: as `measured`.
-        drawn: number of rows to simulate as well (`theory.recurrence`). algorithms: one kernel for each.
+        drawn: number of rows to simulate as well (`theory.simulation`). algorithms: one kernel for each.
 
     Returns:
         rows: algorithm, bits; in units of roundoff predicted, by `theory.expected`, counted, as if roundings were
         independent, and drift, the mean signed error; with rows drawn also simulated and simulated_drift.
     """
     values, rows = lookup("distribution", distribution, VALUES_OF), []
-    of = recurrence.drawn(values, tiles, drawn, block_kv) if drawn else None
+    of = simulation.drawn(values, tiles, drawn, block_kv) if drawn else None
     for algorithm, count in product(algorithms, bits):
         precision, u = only_sums(carried_in(count)), carried_in(count).unit_roundoff
         setting: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)

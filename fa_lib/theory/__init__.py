@@ -3,9 +3,8 @@
 from fa_lib.theory.bounds import bound
 from fa_lib.theory.carried_bits import bits, bits_for
 from fa_lib.theory.law import bias, expected, expected_gradients, largest_over_baseline
-from fa_lib.theory.recurrence import repeated, simulated
+from fa_lib.theory.simulation import simulated
 
 __all__ = [
-    "bias", "bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "repeated",
-    "simulated",
+    "bias", "bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "simulated",
 ]  # fmt: skip

@@ -200,8 +200,7 @@ def of_output(precision: Precision, tiles: int, algorithm: str, values: str, blo
 
 
 def drawn_error(of: recurrence.Tiles, precision: Precision) -> Error:
-    """Carry l and O as FlashAttention-1 does, with FP32's exponents: no sum overflows. The variance is 0: each row has
-    an error."""
+    """Carry l and O as FlashAttention-1 does, with FP32's exponents: no sum overflows. Each row has one error."""
     formats = precision.row_sum, precision.accumulator
     finer = max(0, min(fmt.precision for fmt in formats) - 24)  # bits that float64 cannot emulate; errors scale
     l, O = (FP64 if fmt.precision - finer > 24 else Format.of((8, fmt.precision - finer)) for fmt in formats)

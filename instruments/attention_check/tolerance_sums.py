@@ -1,14 +1,15 @@
 """Sums over keys: the values that weights meet, what parts of them add up to, and where their roundings repeat."""
 
+import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fa_lib.numerics.formats import FP64, Format
-from fa_lib.theory.recurrence import repeated
 
-DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundings (`theory.repeated`)
+DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundings (`repeated`)
 
 
 def weighted_values(A: Tensor, v: Tensor) -> Tensor:
@@ -72,10 +73,28 @@ def repeats(fmt: Format, spread: Tensor, terms: int) -> Tensor:
     if fmt.precision < FP64.precision:
         for log_spread in at.unique().tolist():
             if log_spread < 0:
-                error[at == log_spread] = _repeated(fmt, terms, log_spread) ** 2
+                error[at == log_spread] = repeated(fmt, terms, 2.0**log_spread) ** 2
     return error
 
 
 @lru_cache
-def _repeated(fmt, terms, log_spread):
-    return repeated(fmt, tiles=terms, spread=2.0**log_spread)
+def repeated(fmt: Format, terms: int, spread: float) -> float:
+    """Compute the relative root mean square error of a running sum of positive terms whose roundings repeat.
+
+    Within one binade of the sum, terms that hardly differ are cut at the same place of the grid, so that their errors
+    have one sign and add up. Terms that differ by a standard deviation of s ulp of the sum dither the rounding: of the
+    error's k-th harmonic, of amplitude 1 / (pi k) ulp, exp(-2 pi^2 k^2 s^2) is left.
+
+    Args:
+        fmt: of the sum. terms: how many. spread: their standard deviation over their mean.
+    """
+    u, k = fmt.unit_roundoff, np.arange(1, 200)
+    total = []
+    for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade
+        t = np.arange(2, terms + 1)
+        ulp, counts = np.unique(2 * u * 2.0 ** np.floor(np.log2(first * t)), return_counts=True)  # of each binade
+        s = spread * first / ulp  # (binades,)
+        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (binades, harmonics)
+        sums = amplitude * counts[:, None]  # a harmonic's error has one phase within a binade
+        total.append(0.5 * np.sum(np.square(sums)) / (first * terms) ** 2)
+    return math.sqrt(np.mean(total))

@@ -26,7 +26,7 @@ from attention_check.probe.replays import Runs, compared
 from attention_check.probe.skipped import place
 from attention_check.report.about import circumstances, package_of
 from attention_check.report.captured_tables import model_sections, tensors_sections
-from attention_check.report.labels import named
+from attention_check.report.labels import WAYS, named
 from attention_check.report.page import Report, write_report
 from attention_check.report.page_files import PageFiles
 from fa_lib.execution import reader_modules
@@ -122,7 +122,7 @@ def check_model(
                     run()
         except (Exception, SystemExit) as error:
             raise ValueError(f"function: {function} raises {type_name(error)}: {message(error)}") from error
-    close, ways = furthest.table(), compared(runs.found, lambda line: print(f"comparing {line}", flush=True))
+    close, ways = furthest.table(), compared(runs.found, _say)
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close, ways)
     about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
@@ -132,6 +132,10 @@ def check_model(
     sections, panels = model_sections(probe.table, ways), model_panels(probe.table)
     tables = [("probe", probe.table), ("ways", pd.DataFrame(ways))]
     return write_report(files, judgement, sections, panels, tables, about, settings)
+
+
+def _say(way, entry):
+    print(f"comparing {WAYS[way].format(entry=entry)}", flush=True)
 
 
 def _model_function(name: str) -> Callable:

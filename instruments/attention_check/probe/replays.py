@@ -26,14 +26,6 @@ KEPT, MODELS, ENTRIES, PAIRS = 16, 4, 4, 4  # runs; models; entries of a batch t
 PADDING, DECODED = 5, 4  # tokens put before and behind a prompt; tokens decoded one by one
 NUDGES, TIMES, ORDER = 2, 8, 16  # nudged runs; times as far as they two right runs may be; roundings of a nudge in FP32
 OUTPUT = "output"
-WAYS = {
-    "again": "the same inputs twice",
-    "alone": "entry {entry} of the batch, alone and in it",
-    "equal": "two equal entries of the batch",
-    "padded": "a prompt alone and, in another run, beside equal tokens",
-    "padding": f"a prompt alone, and with {PADDING} tokens of padding on each side",
-    "cache": f"a prompt at once, and its last {DECODED} tokens one by one with a cache",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +43,9 @@ class Run:
     @property
     def ids(self) -> Tensor | None:
         """Token numbers, (batch, sequence)."""
-        return next((x for x in self.tensors() if x.ndim == 2 and x.dtype in (torch.int64, torch.int32)), None)
+        tensors = [x for name, x in self.kwargs.items() if name != "attention_mask"]
+        whole = (x for x in (self.kwargs.get("input_ids"), *self.args, *tensors) if isinstance(x, Tensor))
+        return next((x for x in whole if x.ndim == 2 and x.dtype in (torch.int64, torch.int32)), None)
 
     def takes(self, *names: str) -> bool:
         return set(names) <= inspect.signature(self.model.forward).parameters.keys()
@@ -75,7 +69,7 @@ class Run:
 
 class Runs(TorchFunctionMode):
     """A context manager that keeps what the first KEPT runs of modules that call attention were called with, but for
-    those that a run changes."""
+    modules that a run changes, and for runs with anything but tensors and plain values: a cache is changed by each."""
 
     def __init__(self):
         super().__init__()
@@ -107,8 +101,9 @@ class Runs(TorchFunctionMode):
         self._depth -= 1
         if self._depth == 0 and self._attends and len(self.found) < KEPT and not any(map(_counts, module.modules())):
             autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-            if any(isinstance(x, Tensor) and x.ndim for x in (*args, *kwargs.values())):
-                self.found.append(Run(module, args, dict(kwargs), autocast))
+            run, given = Run(module, args, dict(kwargs), autocast), (*args, *kwargs.values())
+            if run.tensors() and all(x is None or isinstance(x, (Tensor, bool, int, float, str)) for x in given):
+                self.found.append(run)
 
 
 def _counts(module: nn.Module) -> bool:
@@ -227,7 +222,7 @@ def distances(one: Side, other: Side) -> dict[int, float]:
     return found
 
 
-def compared(runs: list[Run], say: Callable[[str], Any] = lambda line: None) -> list[dict]:
+def compared(runs: list[Run], say: Callable[[str, int], Any] = lambda way, entry: None) -> list[dict]:
     """Compare each way in which a model can run its prompts.
 
     Returns:
@@ -237,7 +232,7 @@ def compared(runs: list[Run], say: Callable[[str], Any] = lambda line: None) -> 
     """
     rows = []
     for way, entry, one, other, base in _ways(runs):
-        say(WAYS[way].format(entry=entry))
+        say(way, entry)
         row = dict(way=way, entry=entry, layer="", tensor="", times=float("nan"), differs=False, why="")
         try:
             rows.append(row | _first(one(), other(), base))

@@ -8,8 +8,8 @@ from attention_check.isolation.worker import Outcome
 from attention_check.measure.captured import BEARS
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.probe.probe import summary
-from attention_check.probe.replays import TIMES, WAYS
-from attention_check.report.labels import CACHES, NAMES, named
+from attention_check.probe.replays import TIMES
+from attention_check.report.labels import CACHES, NAMES, WAYS, named
 from attention_check.report.tables import (
     BROKE,
     Section,

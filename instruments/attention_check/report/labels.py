@@ -29,6 +29,14 @@ COMBINED = {each.key: each.needs for each in CAPABILITIES if each.combines}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
 SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
+WAYS = {  # of running a model's prompt, of `probe.replays`
+    "again": "the same inputs twice",
+    "alone": "entry {entry} of the batch, alone and in it",
+    "equal": "two equal entries of the batch",
+    "padded": "a prompt alone and, in another run, beside equal tokens",
+    "padding": "a prompt alone, and with padding on each side",
+    "cache": "a prompt at once, and its last tokens one by one with a cache",
+}
 CACHES = {"FP8_HEAD": "FP8 with a scale a head", "MXFP8_UP": "MXFP8", "NVFP4": "NVFP4"}  # keys of SCHEMES
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
 MODES = {  # of `rounding_mode`

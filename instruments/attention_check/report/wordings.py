@@ -13,7 +13,6 @@ from attention_check.measure.contract import BY_DEFAULT
 from attention_check.measure.plan import FEW
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
-from attention_check.probe.replays import OUTPUT, WAYS
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
     CACHES,
@@ -22,6 +21,7 @@ from attention_check.report.labels import (
     MODES,
     NAMES,
     SUMS,
+    WAYS,
     has_this_error,
     label,
     labels,
@@ -532,7 +532,7 @@ def _way(f: Finding, at: dict) -> Sentence:
         return Sentence(
             f"Attention, first at {where}, gives the same q, k and v another o: {way}", number, limit, random
         )
-    first = "its output" if at["tensor"] == OUTPUT else f"{at['tensor']} at {where}"
+    first = "its output" if at["tensor"] == "output" else f"{at['tensor']} at {where}"
     return Sentence(f"The model differs, first in {first}: {way}", number, limit, random)
 
 
