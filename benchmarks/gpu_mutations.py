@@ -115,7 +115,7 @@ def main():
             if row is None:
                 settings = {mutate.CHANGE: mutate.as_json(change)}
                 size = effect(measured(kernel, gpu, settings), unchanged)
-                row = about | dict(effect=size, verdict="", findings="", seconds="", judge="")
+                row = about | dict(effect=size, verdict="", findings="", seconds="", judge="", now="")
                 rows.append(row)
             if float(row["effect"]) > SEVERE and not row["verdict"] and not given.no_judge:
                 row |= judged(kernel, gpu, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)

@@ -58,9 +58,8 @@ def by_way(ways: Sequence[Mapping]) -> pd.DataFrame:
     """A table of `replays.compared`: a line for each way."""
     return pd.DataFrame([
         {
-            BROKE: bool(row["differs"]), "distance": "" if row["why"] else number_text(row["times"]),
+            BROKE: bool(row["differs"]), "distance": "not run" if row["why"] else number_text(row["times"]),
             "tensor": row["tensor"], "layer": row["layer"], "way": WAYS[row["way"]].format(entry=row["entry"]),
-            "not run": row["why"],
         }
         for row in ways
     ])  # fmt: skip

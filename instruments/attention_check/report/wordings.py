@@ -530,7 +530,7 @@ def _way(f: Finding, at: dict) -> Sentence:
     random = "Something in it is random, such as dropout." if at["way"] == "again" else ""
     if at["tensor"] == "o":
         return Sentence(
-            f"Attention, first at {where}, gives the same q, k and v another o: {way}", number, limit, random
+            f"Attention, first at {where}, gives another o for the same q, k and v: {way}", number, limit, random
         )
     first = "its output" if at["tensor"] == "output" else f"{at['tensor']} at {where}"
     return Sentence(f"The model differs, first in {first}: {way}", number, limit, random)
@@ -692,7 +692,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "layer_error": Wording(together=_layers),
     "nothing_compared": Wording("No attention call was compared with Baseline, so nothing was judged"),
     "skipped": Wording(sentence=_skipped),
-    "way_of_attention": Wording(sentence=_way, because="attention gives the same q, k and v another o: {the_way}"),
+    "way_of_attention": Wording(sentence=_way, because="attention gives another o for the same q, k and v: {the_way}"),
     "way_differs": Wording(sentence=_way),
     "way_not_run": Wording(sentence=_way),
     "own_hidden": Wording(
