@@ -155,6 +155,17 @@ BROKEN = {
 }  # fmt: skip
 
 
+def test_an_illegal_access_in_one_format_is_no_refusal_of_it():
+    def illegal(q, k, v):
+        if q.dtype == torch.float16:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return attention(q, k, v)
+
+    judgement = judge_kernel("illegal", examine(register("illegal", illegal), SMALL))
+    (found,) = (f for f in judgement.findings if f.what == "answer")
+    assert not judgement.passed and found.where["asked"] == "FP16"
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_kernel_that_is_none_is_reported_as_that(name):
     fn, outcome, detail = BROKEN[name]

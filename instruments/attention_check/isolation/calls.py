@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_check.adapters import first_output
-from attention_check.isolation.worker import Outcome, unusable
+from attention_check.isolation.worker import Outcome, broken, unusable
 from fa_lib.execution.untrusted import Untrusted, message, type_name
 from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.options import finite, visible_rows
@@ -66,7 +66,7 @@ def kernel_errors() -> Iterator[None]:
     except (KernelError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if getattr(type(error), "malformed", False) is True:  # ptx_machine.Fault
+        if broken(error):
             raise KernelError(Outcome.MALFORMED, message(error)) from error
         raise KernelError(Outcome.REFUSED, f"raises {type_name(error)}: {message(error)}") from error
 

@@ -38,6 +38,11 @@ class Outcome(StrEnum):
     NOT_CALLED = "not_called"  # it did not come back too often before
 
 
+ILLEGAL = (
+    "illegal memory access",
+    "misaligned address",
+    "unspecified launch failure",
+)  # CUDA's words, in torch's errors
 UNSUPPORTED = (Outcome.REFUSED, Outcome.NOT_CALLED)  # what is no answer, and no fault either
 HERE = Path(__file__).resolve().parents[2]  # site-packages, or instruments/ of a checkout
 PACKAGES = ("fa_lib", "attention_check", "ptx_machine", "attention_gallery")
@@ -73,6 +78,12 @@ class OwnPackages:
         return next((spec_from_file_location(name, file) for file in files if file.is_file()), None)
 
 
+def broken(error: BaseException) -> bool:
+    """Whether a kernel did what no GPU allows, on the PTX machine (ptx_machine.Fault) or a GPU: that is no refusal."""
+    on_gpu = isinstance(error, RuntimeError) and any(words in _written(str, error, "") for words in ILLEGAL)
+    return getattr(type(error), "malformed", False) is True or on_gpu
+
+
 class Worker:
     """One kernel. fn: called fn(q, k, v, **options). watch: that has looked. inbox, outbox: descriptors of the files of
     tensors."""
@@ -89,7 +100,7 @@ class Worker:
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are the kernel's
             text = _written(str, error, "")
             reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
-            if getattr(type(error), "malformed", False) is True:  # ptx_machine.Fault
+            if broken(error):
                 reply |= dict(outcome=Outcome.MALFORMED, problem=text)
         return reply | dict(state=self.watch.look())
 
