@@ -6,6 +6,7 @@ rounding: how far is measured by runs in which every module's output is rounded 
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -100,10 +101,11 @@ class Runs(TorchFunctionMode):
             return
         self._depth -= 1
         if self._depth == 0 and self._attends and len(self.found) < KEPT and not any(map(_counts, module.modules())):
-            autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-            run, given = Run(module, args, dict(kwargs), autocast), (*args, *kwargs.values())
+            run, given = Run(module, args, dict(kwargs)), (*args, *kwargs.values())
             if run.tensors() and all(x is None or isinstance(x, (Tensor, bool, int, float, str)) for x in given):
-                self.found.append(run)
+                kind = run.tensors()[0].device.type
+                autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                self.found.append(replace(run, autocast=autocast))
 
 
 def _counts(module: nn.Module) -> bool:
@@ -149,7 +151,7 @@ def played(run: Run, seed: int = 0, nudge: int | None = None) -> tuple[list[tupl
         for context in (torch.no_grad(), torch.random.fork_rng([]), restored()):
             stack.enter_context(context)
         if run.autocast is not None:
-            stack.enter_context(torch.autocast("cpu", run.autocast))
+            stack.enter_context(torch.autocast(run.tensors()[0].device.type, run.autocast))
         if nudge is not None:
             stack.enter_context(_nudged(torch.Generator().manual_seed(nudge)))
         torch.manual_seed(seed)
@@ -167,7 +169,7 @@ def _nudged(random: torch.Generator) -> Iterator[None]:
             if output.itemsize >= 4:  # sums are in the same format, and in another order
                 u, wide = ORDER * u, torch.float64
             factor = torch.empty(output.shape, dtype=wide).uniform_(1 - u, 1 + u, generator=random)
-            return (output.to(wide) * factor).to(output.dtype)
+            return (output.to(wide) * factor.to(output.device)).to(output.dtype)
         return None
 
     hook = register_module_forward_hook(nudge)
@@ -238,8 +240,10 @@ def compared(runs: list[Run], say: Callable[[str, int], Any] = lambda way, entry
             rows.append(row | _first(one(), other(), base))
         except Exception as error:  # of a stranger's model
             rows.append(row | dict(why=f"{type_name(error)}: {message(error)}"))
-        if way == "again" and rows[-1]["differs"]:
-            break  # what is random differs in every way
+        if way == "again" and rows[-1]["differs"]:  # what is random differs in every way
+            if any(run.model.training for run in runs):
+                rows[-1] |= dict(differs=False, why="something in it is random, as dropout in training is")
+            break
     played.cache_clear()
     return rows
 
@@ -254,9 +258,9 @@ def _first(one: Side, other: Side, base: Callable[[int], Side]) -> dict:
     at = next((i for i in results if times[i] > TIMES), max(results, key=times.__getitem__))
     differs = times[at] > TIMES
     if differs and one.tensors[at][1] == "o":  # what attention got
-        at = next((i for i in range(at - 3, at) if times.get(i, 0) > TIMES), at)
+        at = next((i for i in range(at - 3, at) if times.get(i, math.inf) > TIMES), at)
     layer, tensor, _ = one.tensors[at]
-    return dict(layer=layer, tensor=tensor, times=times[at], differs=differs)
+    return dict(layer=layer, tensor=tensor, times=times.get(at, math.inf), differs=differs)
 
 
 def _ways(runs: list[Run]):
@@ -276,16 +280,31 @@ def _pair(one, other):
     return (lambda: _side(*one)), (lambda: _side(*other)), (lambda seed: _side(*one, nudge=seed))
 
 
+def _batch_first(run):
+    """Whether the first dimension of the inputs is the batch, and not the sequence."""
+    try:
+        q = played(run)[0][0][2]
+    except Exception:  # of a stranger's model, which was told before
+        return False
+    return len(run.tensors()[0]) == len(q) != q.shape[-2]
+
+
 def _ways_of(run):
     first, ids = run.tensors()[0], run.ids
     yield "again", 0, lambda: _side(run), lambda: _side(run, seed=1), lambda seed: _side(run, nudge=seed)
-    mask, every = run.kwargs.get("attention_mask"), None if ids is None else torch.arange(ids.shape[1])
+    mask, every = (
+        run.kwargs.get("attention_mask"),
+        None if ids is None else torch.arange(ids.shape[1], device=ids.device),
+    )
     padded = ids is not None and isinstance(mask, Tensor) and mask.shape == ids.shape
     kept = [mask[entry].bool().nonzero()[:, 0] if padded else every for entry in range(len(first))]
+    if ids is None and not _batch_first(run):
+        return
     for entry, keep in enumerate(kept[:ENTRIES]):
         if len(first) > 1 or padded and len(keep) < ids.shape[1]:
             yield "alone", entry, *_pair((run.cut(entry, keep), 0, None), (run, entry, keep))
-    equal = [(i, j) for j in range(len(first)) for i in range(j) if torch.equal(first[i], first[j])]
+    pairs = ((i, j) for j in range(len(first)) for i in range(j) if torch.equal(first[i], first[j]))
+    equal = [(i, j) for i, j in pairs if kept[i] is None or len(kept[i]) == len(kept[j])]
     for i, j in equal[:PAIRS]:
         yield "equal", j, *_pair((run, i, kept[i]), (run, j, kept[j]))
     if ids is None or not run.takes("input_ids"):
@@ -298,11 +317,8 @@ def _ways_of(run):
         kwargs["attention_mask"] = seen = F.pad(torch.ones_like(prompt), (PADDING, PADDING))
         if run.takes("position_ids"):
             kwargs["position_ids"] = (seen.cumsum(1) - 1).clamp(min=0)
-        yield (
-            "padding",
-            0,
-            *_pair((bare, 0, None), (replace(bare, args=(), kwargs=kwargs), 0, torch.arange(n) + PADDING)),
-        )
+        keep = torch.arange(n, device=ids.device) + PADDING
+        yield "padding", 0, *_pair((bare, 0, None), (replace(bare, args=(), kwargs=kwargs), 0, keep))
     if run.takes("past_key_values", "use_cache") and n > DECODED:
         decoded = lambda: Side(_decoded(bare, prompt), 0, 1, None, None)  # noqa: E731
         yield "cache", 0, lambda: _side(bare), decoded, lambda seed: _side(bare, nudge=seed)
@@ -315,13 +331,14 @@ def _twice(runs: list[Run]):
     for short, i, x in rows:
         for long, j, y in rows:
             n, more = len(x), len(y) - len(x)
-            if short.model is not long.model or more < 1 or len(seen) >= PAIRS:
+            if short.model is not long.model or more < 2 or len(seen) >= PAIRS:
                 continue
-            for start, rest in ((more, y[:more]), (0, y[n:])):
-                key = (tuple(x.tolist()), tuple(y.tolist()))
-                if key not in seen and torch.equal(y[start : start + n], x) and (rest == rest[0]).all():
+            for start, rest, end in ((more, y[:more], x[0]), (0, y[n:], x[-1])):
+                key, at = (tuple(x.tolist()), tuple(y.tolist())), torch.arange(n, device=x.device)
+                padded = (rest == rest[0]).all() and rest[0] != end
+                if key not in seen and padded and torch.equal(y[start : start + n], x):
                     seen.add(key)
-                    yield (short, i, torch.arange(n)), (long, j, torch.arange(start, start + n))
+                    yield (short, i, at), (long, j, at + start)
 
 
 def _decoded(run: Run, prompt: Tensor) -> list[tuple[str, str, Tensor]]:
