@@ -44,8 +44,8 @@ CELLS = [  # a table, its experiment, one cell of its grid, and what the table d
     (f"{BIASED}.gaps", biased_rounding.bias,
      dict(cure="carried_bf16", sign="positive", repeats=2, gap=8, seed=0), {}),
     ("13_theory", measured, dict(seed=0), dict(distributions=["normal"], tiles=[1, 8], bits=[8, 10, 12, 16])),
-    ("13_theory.blocks", predicted, dict(distribution="uniform", tiles=32, block_kv=80, drawn=1024),
-     dict(bits=[8, 10, 12], algorithms=["fa2"])),
+    ("13_theory.blocks", predicted, dict(distribution="uniform", tiles=32, block_kv=80, drawn=2048),
+     dict(bits=[8, 10, 12])),
     *[("15_tensor_cores", tensor_cores.sums, dict(fmt=fmt, distribution="uniform", n=512, seed=0, rows=4), {})
       for fmt in ("BF16", "E4M3")],
     ("16_block_scales", block_scales, dict(kind="shifted K", seed=0, n=2048, rows=128, head_dim=128),
