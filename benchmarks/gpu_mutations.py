@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=1800, help="seconds of a judgement")
     parser.add_argument("--no-judge", action="store_true", help="measure the effects only")
+    parser.add_argument("--again", action="store_true", help="ask about what did not fail once more, into `now`")
     parser.add_argument("--errors", help="print the errors of a kernel's random calls")
     parser.add_argument("--gpu", default="A100")
     given = parser.parse_args()
@@ -119,6 +120,8 @@ def main():
                 rows.append(row)
             if float(row["effect"]) > SEVERE and not row["verdict"] and not given.no_judge:
                 row |= judged(kernel, gpu, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)
+            if given.again and row["verdict"] not in ("", "fails") and float(row["effect"]) > SEVERE:
+                row["now"] = judged(kernel, gpu, {mutate.CHANGE: mutate.as_json(change)}, given.timeout)["verdict"]
             with replacing(TABLE) as path:
                 pd.DataFrame(rows).to_csv(path, index=False)
             print(name, change.kind, row["effect"], row["verdict"], row["seconds"], flush=True)

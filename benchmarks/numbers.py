@@ -14,6 +14,7 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from attention_check.judge.findings import Verdict
+from benchmarks import gpu_mutations
 from benchmarks.pretrained import DRAWN
 from fa_lib import FP32, Precision, Tiling, deviation
 from fa_lib.execution import ledger
@@ -209,11 +210,10 @@ def of_the_judge_at_first_sight():
 
 @number
 def of_the_gpu_changes():
-    rows = pd.read_csv(ROOT / "benchmarks" / "mutations" / "gpu.csv", keep_default_na=False)
-    severe = rows[rows.effect.astype(float) > 10]
-    k, n, now = (severe.verdict == Verdict.FAILS).sum(), len(severe), (severe.now == Verdict.FAILS).sum()
-    low, most = binomtest(int(k), n).proportion_ci(method="wilson")
-    share = f"{100 * k / n:.0f} % ({100 * low:.0f} to {100 * most:.0f})"
+    rows = pd.read_csv(gpu_mutations.TABLE, keep_default_na=False)
+    found, now = gpu_mutations.score(rows).iloc[-1], (rows.now == Verdict.FAILS).sum()
+    k, n = found.failed, found.severe
+    share = f"{100 * k / n:.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
     return [f"{len(rows)}", f"{k} of {n}", share, f"{n - k}", f"{now} of the {n - k}"]
 
 

@@ -38,11 +38,7 @@ class Outcome(StrEnum):
     NOT_CALLED = "not_called"  # it did not come back too often before
 
 
-ILLEGAL = (
-    "illegal memory access",
-    "misaligned address",
-    "unspecified launch failure",
-)  # CUDA's words, in torch's errors
+ILLEGAL = ("illegal memory access", "misaligned address", "unspecified launch failure")  # in errors of CUDA's
 UNSUPPORTED = (Outcome.REFUSED, Outcome.NOT_CALLED)  # what is no answer, and no fault either
 HERE = Path(__file__).resolve().parents[2]  # site-packages, or instruments/ of a checkout
 PACKAGES = ("fa_lib", "attention_check", "ptx_machine", "attention_gallery")

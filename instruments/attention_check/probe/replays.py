@@ -8,9 +8,10 @@ rounding: how far is measured by runs in which every module's output is rounded 
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from attention_check.probe.call_sites import CallTracker, observing_sdpa, restored
+from attention_check.probe.call_sites import CallTracker, SdpaArguments, observing_sdpa, restored
 from fa_lib.execution.untrusted import message, type_name
 
 SDPA = F.scaled_dot_product_attention
@@ -48,20 +49,31 @@ class Run:
         whole = (x for x in (self.kwargs.get("input_ids"), *self.args, *tensors) if isinstance(x, Tensor))
         return next((x for x in whole if x.ndim == 2 and x.dtype in (torch.int64, torch.int32)), None)
 
+    @property
+    def first(self) -> Tensor:
+        """The token numbers, or the first tensor: its first dimension is the batch."""
+        return self.tensors()[0] if self.ids is None else self.ids
+
+    @property
+    def batch(self) -> int:
+        return len(self.first)
+
+    @property
+    def length(self) -> int | None:
+        return None if self.ids is None else self.ids.shape[1]
+
     def takes(self, *names: str) -> bool:
         return set(names) <= inspect.signature(self.model.forward).parameters.keys()
 
     def cut(self, entry: int, keep: Tensor | None) -> "Run":
         """The run of one entry, at some positions."""
-        first = self.tensors()[0]
-        length = None if keep is None else first.shape[1]
 
         def part(x):
             if not isinstance(x, Tensor) or not x.ndim:
                 return x
-            x = x[entry : entry + 1] if len(x) == len(first) else x
+            x = x[entry : entry + 1] if len(x) == self.batch else x
             for dim in range(1, x.ndim):
-                x = x.index_select(dim, keep) if length is not None and x.shape[dim] == length else x
+                x = x.index_select(dim, keep) if keep is not None and x.shape[dim] == self.length else x
             return x
 
         kwargs = {name: part(x) for name, x in self.kwargs.items()}
@@ -100,17 +112,15 @@ class Runs(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return
         self._depth -= 1
-        if self._depth == 0 and self._attends and len(self.found) < KEPT and not any(map(_counts, module.modules())):
+        changed = (
+            x for x in module.modules() if x.training and getattr(x, "track_running_stats", False)
+        )  # batch norms
+        if self._depth == 0 and self._attends and len(self.found) < KEPT and next(changed, None) is None:
             run, given = Run(module, args, dict(kwargs)), (*args, *kwargs.values())
             if run.tensors() and all(x is None or isinstance(x, (Tensor, bool, int, float, str)) for x in given):
                 kind = run.tensors()[0].device.type
                 autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
                 self.found.append(replace(run, autocast=autocast))
-
-
-def _counts(module: nn.Module) -> bool:
-    """Whether each run changes the module: a batch norm in training."""
-    return module.training and getattr(module, "track_running_stats", False)
 
 
 @dataclass
@@ -134,8 +144,8 @@ class Calls(TorchFunctionMode):
 
     def seen(self, o, args, kwargs):
         layer = self.places.here()["layer"]
-        given = dict(zip(("query", "key", "value"), args)) | kwargs
-        for name, x in zip("qkvo", (given["query"], given["key"], given["value"], o)):
+        given = SdpaArguments(*args, **kwargs)
+        for name, x in zip("qkvo", (given.query, given.key, given.value, o)):
             shared = o.shape[-3] // x.shape[-3] if x.ndim > 3 else 1  # heads of q for one of k: repeated or not
             self.found.append((layer, name, x.detach().repeat_interleave(shared, -3) if shared > 1 else x.detach()))
 
@@ -157,8 +167,9 @@ def played(run: Run, seed: int = 0, nudge: int | None = None) -> tuple[list[tupl
         torch.manual_seed(seed)
         with Calls() as calls, calls.places:
             output = run.model(*run.args, **run.kwargs)
-    answer = first_tensor(output)
-    return [*calls.found, *([("", OUTPUT, answer.detach())] if answer is not None else [])], output
+    if (answer := first_tensor(output)) is not None:
+        calls.found.append(("", OUTPUT, answer.detach()))
+    return calls.found, output
 
 
 @contextmanager
@@ -190,25 +201,23 @@ def first_tensor(output: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Side:
-    """What one way gives for a prompt: tensors of a run, an entry of its batch of so many, and the prompt's positions
-    among the run's."""
+    """What one way gives for a prompt: tensors of a run, and the prompt's entry and positions among the run's."""
 
     tensors: list[tuple[str, str, Tensor]]
-    entry: int
-    batch: int
-    keep: Tensor | None  # all
-    length: int | None
+    run: Run
+    entry: int = 0
+    keep: Tensor | None = None  # all
 
     def of(self, name: str, x: Tensor) -> Tensor | None:
         """The prompt's own part of a tensor; None where it cannot be told."""
-        if x.ndim < 2 or len(x) != self.batch:
+        if x.ndim < 2 or len(x) != self.run.batch:
             return None
         x, dim = x[self.entry], 0 if name == OUTPUT else -2
         if self.keep is None:
             return x
-        if x.ndim > 1 and x.shape[dim] == self.length:
+        if x.ndim > 1 and x.shape[dim] == self.run.length:
             return x.index_select(dim, self.keep)
-        ends = self.keep[-1] == self.length - 1
+        ends = self.keep[-1] == self.run.length - 1
         return x if name == OUTPUT and x.ndim == 1 and ends else None  # of the last position alone
 
 
@@ -266,14 +275,13 @@ def _first(one: Side, other: Side, base: Callable[[int], Side]) -> dict:
 def _ways(runs: list[Run]):
     """Yield each way, its entry, what makes both sides, and what makes the first with one more rounding."""
     for model in list(dict.fromkeys(run.model for run in runs))[:MODELS]:
-        yield from _ways_of(max((run for run in runs if run.model is model), key=lambda run: len(run.tensors()[0])))
+        yield from _ways_of(max((run for run in runs if run.model is model), key=lambda run: run.batch))
     for one, other in _twice(runs):
         yield "padded", other[1], *_pair(one, other)
 
 
 def _side(run, entry=0, keep=None, **how):
-    first = run.tensors()[0]
-    return Side(played(run, **how)[0], entry, len(first), keep, first.shape[1] if first.ndim > 1 else None)
+    return Side(played(run, **how)[0], run, entry, keep)
 
 
 def _pair(one, other):
@@ -282,30 +290,26 @@ def _pair(one, other):
 
 def _batch_first(run):
     """Whether the first dimension of the inputs is the batch, and not the sequence."""
-    try:
+    with suppress(Exception):  # of a stranger's model, which was told before
         q = played(run)[0][0][2]
-    except Exception:  # of a stranger's model, which was told before
-        return False
-    return len(run.tensors()[0]) == len(q) != q.shape[-2]
+        return run.batch == len(q) != q.shape[-2]
 
 
 def _ways_of(run):
-    first, ids = run.tensors()[0], run.ids
+    ids = run.ids
     yield "again", 0, lambda: _side(run), lambda: _side(run, seed=1), lambda seed: _side(run, nudge=seed)
-    mask, every = (
-        run.kwargs.get("attention_mask"),
-        None if ids is None else torch.arange(ids.shape[1], device=ids.device),
-    )
+    mask = run.kwargs.get("attention_mask")
+    every = None if ids is None else torch.arange(run.length, device=ids.device)
     padded = ids is not None and isinstance(mask, Tensor) and mask.shape == ids.shape
-    kept = [mask[entry].bool().nonzero()[:, 0] if padded else every for entry in range(len(first))]
+    kept = [mask[entry].bool().nonzero()[:, 0] if padded else every for entry in range(run.batch)]
     if ids is None and not _batch_first(run):
         return
     for entry, keep in enumerate(kept[:ENTRIES]):
-        if len(first) > 1 or padded and len(keep) < ids.shape[1]:
+        if run.batch > 1 or padded and len(keep) < run.length:
             yield "alone", entry, *_pair((run.cut(entry, keep), 0, None), (run, entry, keep))
-    pairs = ((i, j) for j in range(len(first)) for i in range(j) if torch.equal(first[i], first[j]))
-    equal = [(i, j) for i, j in pairs if kept[i] is None or len(kept[i]) == len(kept[j])]
-    for i, j in equal[:PAIRS]:
+    pairs = ((i, j) for j in range(run.batch) for i in range(j) if torch.equal(run.first[i], run.first[j]))
+    equal = ((i, j) for i, j in pairs if kept[i] is None or len(kept[i]) == len(kept[j]))
+    for i, j in islice(equal, PAIRS):
         yield "equal", j, *_pair((run, i, kept[i]), (run, j, kept[j]))
     if ids is None or not run.takes("input_ids"):
         return
@@ -320,7 +324,7 @@ def _ways_of(run):
         keep = torch.arange(n, device=ids.device) + PADDING
         yield "padding", 0, *_pair((bare, 0, None), (replace(bare, args=(), kwargs=kwargs), 0, keep))
     if run.takes("past_key_values", "use_cache") and n > DECODED:
-        decoded = lambda: Side(_decoded(bare, prompt), 0, 1, None, None)  # noqa: E731
+        decoded = lambda: Side(_decoded(bare, prompt), bare)  # noqa: E731
         yield "cache", 0, lambda: _side(bare), decoded, lambda seed: _side(bare, nudge=seed)
 
 
