@@ -266,6 +266,8 @@ def _first(one: Side, other: Side, base: Callable[[int], Side]) -> dict:
     times = {i: found[i] / max(*(each[i] for each in nudged), floor) for i in found}
     at = next((i for i in results if times[i] > TIMES), max(results, key=times.__getitem__))
     differs = times[at] > TIMES
+    if not differs and all(one.tensors[i][1] == OUTPUT for i in found):
+        return dict(why="no call of attention is seen in it")
     if differs and one.tensors[at][1] == "o":  # what attention got
         at = next((i for i in range(at - 3, at) if times.get(i, math.inf) > TIMES), at)
     layer, tensor, _ = one.tensors[at]
