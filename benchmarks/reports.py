@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from attention_check.conventions.reading import CapturedCall
-from attention_check.explain.explain_words import to_text
+from attention_check.explain.explain_words import groups
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.public_reports import REPORTS, Report, explained, is_cause
 from fa_lib import kernels
@@ -85,9 +85,7 @@ def judged() -> tuple[pd.DataFrame, str]:
         steps += found.worst == report.verdict and next_step(found)
         causes += bool(report.cause) and is_cause(report, found)
         close, rule = close + (passes == fine), rule + (within == fine)
-        words = to_text(found)
-        answers = [(words.verdict, [words.headline]), *words.beside]
-        answer = next(text for verdict, (text, *_) in answers if verdict == found.worst)
+        answer = next(text for verdict, (text, *_) in groups(found) if verdict == found.worst)
         mark = "" if found.worst == report.verdict else "**wrong:** "
         cells = report.thread, report.asked, made_by or "a few lines", report.verdict, f"{mark}{found.worst}: {answer}"
         rows.append((*cells, "close" if passes else "differs", "within" if within else "breaks it"))

@@ -94,7 +94,7 @@ def normal_tiles(values: str, tiles: int, block_kv: int) -> recurrence.Tiles:
     mean, square = moments(z, g)  # of its other keys
     of_P, of_V = random.standard_normal((2, tiles, count))
     l = 1 + (block_kv - 1) * mean + np.sqrt((block_kv - 1) * (square - mean**2)) * of_P
-    O = l + np.sqrt((1 + (block_kv - 1) * square) * (VALUES[values].square - 1)) * of_V
+    O = l + np.sqrt((1 + (block_kv - 1) * square) * (VALUES[values].square - 1)) * of_V  # pyright: ignore
     l, O = np.maximum(l, 1), VALUES[values].mean * O
     return recurrence.Tiles(*(torch.from_numpy(x) for x in (g * z, l, O)))
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attention_check.tolerance_sums import largest_partial_sum, repeats, spread_of_terms, weighted_values
+from attention_check.tolerance_sums import largest_partial_sum, repeats, weighted_values
 from fa_lib import kernels
 from fa_lib.kernels.options import ResolvedOptions, Scores
 from fa_lib.kernels.precision import Precision
@@ -271,7 +271,7 @@ class _Law:
         subnormal = self.p.accumulator.ulp(torch.zeros_like(Y[0])) / 2
         variance = variance + ROUNDINGS * tiles * subnormal.square() / 3
         for terms, total, step in ((X, O, "accumulator"), (Y, torch.ones_like(Y[0]), "row_sum")):
-            alike = repeats(getattr(self.p, step), *spread_of_terms(terms.square().sum(0), total, tiles))
+            alike = repeats(getattr(self.p, step), terms.square().sum(0), total, tiles)
             variance = variance + size * alike
         return variance
 
@@ -287,7 +287,7 @@ class _Law:
         variance = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
         for terms, total, step in ((squares, O, "accumulator"), (of_weights, torch.ones_like(of_weights), "row_sum")):
             fmt = FP32 if getattr(self.p, step).precision < FP32.precision else getattr(self.p, step)
-            variance = variance + size * repeats(fmt, *spread_of_terms(terms, total, int(n.max())))
+            variance = variance + size * repeats(fmt, terms, total, int(n.max()))
         return variance
 
     def merged(self, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:

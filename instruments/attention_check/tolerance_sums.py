@@ -13,27 +13,13 @@ DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundi
 
 
 def weighted_values(A: Tensor, v: Tensor) -> Tensor:
-    """Sum values with weights, for each row.
-
-    Args:
-        A: (rows, keys), the weights.
-        v: (keys, d_v), values that all rows share; or (rows, keys, d_v), values of each row.
-
-    Returns:
-        (rows, d_v).
-    """
+    """Sum values (keys, d_v), or (rows, keys, d_v) of each row, with weights (rows, keys). Returns (rows, d_v)."""
     return A @ v if v.ndim == 2 else (A[:, None] @ v)[:, 0]
 
 
 def largest_partial_sum(apart: Tensor) -> Tensor:
-    """Split the tiles into parts of 1, 2, 4, ... neighbours, sum the squares of the parts' sums, and take the largest.
-
-    Args:
-        apart: (tiles, rows, d_v), the sum of each tile.
-
-    Returns:
-        (rows, d_v).
-    """
+    """Split the tiles into parts of 1, 2, 4, ... neighbours, sum the squares of the parts' sums, and take the largest:
+    (rows, d_v), of the sums of tiles, (tiles, rows, d_v)."""
     tiles, sums = apart.shape[0], torch.cat([torch.zeros_like(apart[:1]), apart.cumsum(0)])
     largest, size = torch.zeros_like(apart[0]), 1
     while size < tiles:
@@ -42,31 +28,14 @@ def largest_partial_sum(apart: Tensor) -> Tensor:
     return largest
 
 
-def spread_of_terms(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
-    """Compute the standard deviation of a sum's terms over their mean.
-
-    Args:
-        squares, total: (rows, d_v), sums of the terms' squares and of the terms.
-        terms: number of terms.
-
-    Returns:
-        (the deviation over the mean, (rows, d_v); terms).
-    """
-    over = terms * squares / total.square().where(total != 0, 1.0) - 1
-    return over.clamp(min=0).sqrt().where(total != 0, 1.0), terms
-
-
-def repeats(fmt: Format, spread: Tensor, terms: int) -> Tensor:
+def repeats(fmt: Format, squares: Tensor, total: Tensor, terms: int) -> Tensor:
     """Compute the relative mean square error of a sum whose roundings repeat; 0 where its terms scatter enough.
 
     Args:
-        fmt: of the sum.
-        spread: (rows, d_v), of `spread_of_terms`.
-        terms: number of terms.
-
-    Returns:
-        (rows, d_v).
+        fmt: of the sum. squares, total: (rows, d_v), sums of the terms' squares and of the terms. terms: how many.
     """
+    over = terms * squares / total.square().where(total != 0, 1.0) - 1
+    spread = over.clamp(min=0).sqrt().where(total != 0, 1.0)  # standard deviation of the terms over their mean
     at = torch.floor(torch.log2(spread.clamp(min=2.0**-60)))
     at = at.where(spread < DITHER * 2 * fmt.unit_roundoff * terms, 0.0)
     error = torch.zeros_like(spread)

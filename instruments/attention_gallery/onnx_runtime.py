@@ -46,7 +46,7 @@ def _run(op, domain, tensors, outputs=("o",), **attributes):
     for name, x in ((name, x.detach().contiguous()) for name, x in tensors.items() if x is not None):
         boolean = x.dtype == torch.bool  # ONNX Runtime takes booleans as bytes
         feed[name] = OrtValue.from_dlpack((x.view(torch.uint8) if boolean else x).__dlpack__(), boolean)
-    o = session._sess.run_with_ort_values(feed, list(outputs), None)[0]
+    o = session._sess.run_with_ort_values(feed, list(outputs), None)[0]  # pyright: ignore
     return torch.from_dlpack(o.to_dlpack()).clone()
 
 

@@ -35,7 +35,7 @@ def _model(kind, precision, masked, scale, head_dims):
         mask = opset13.convert(opset13.constant(np.zeros((1, 1), np.float32)), dtype)
     factor = opset13.convert(opset13.constant(np.array(scale, np.float32)), dtype)
     o = opset13.scaled_dot_product_attention(*inputs[:3], attention_mask=mask, scale=factor, causal=False)
-    model = openvino.Model([opset13.result(o)], inputs, "attention")
+    model = openvino.Model([opset13.result(o)], inputs, "attention")  # pyright: ignore
     config = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": THREADS}
     return openvino.Core().compile_model(model, "CPU", config)
 

@@ -50,7 +50,7 @@ class Change:
 
 def _operands(text: str) -> tuple[str, list[str]]:
     """Split a statement into its name, with a guard, and its operands."""
-    head, rest = re.match(r"((?:@!?%\w+\s+)?\S+)\s*(.*);$", text, re.DOTALL).groups()
+    head, rest = re.match(r"((?:@!?%\w+\s+)?\S+)\s*(.*);$", text, re.DOTALL).groups()  # pyright: ignore
     return head, [each.strip() for each in re.split(r",(?![^{\[]*[}\]])", rest)] if rest else []
 
 

@@ -1,5 +1,6 @@
 """`fa-lib explain`, `shrink`, `compare` and `blame`: where an output's error comes from."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -70,8 +71,7 @@ def explain(
             raise ValueError("kernel: got none; accepted is one with --gpu, or where there is no file of q, k, v and o")
         from attention_check.explain.explain import explain_call, read
         from attention_check.explain.explain_words import lines, nearer
-        from attention_check.explain.verdict import record
-        from fa_lib.execution.results import provenance
+        from fa_lib.execution.results import finite, provenance
 
         calls = read(file, reading)
         found = {name: explain_call(each) for name, each in calls.items()}
@@ -79,13 +79,14 @@ def explain(
         if len(found) == 2:
             say(nearer(found))
         if out:
-            from attention_check.commands.explained_page import ExplainedFiles
+            from attention_check.commands.explained_page import write_explained
+            from attention_check.report.page_files import PageFiles
 
             for name, each in found.items():
-                files = ExplainedFiles.of(out, file.stem if name == "o" else f"{file.stem}.{name}")
-                files.write(calls[name], each, name, file.name)
-                say(f"{files.page}")
-        records = {name: record(each) for name, each in found.items()}
+                page = PageFiles.of(out, file.stem if name == "o" else f"{file.stem}.{name}").page
+                write_explained(page, calls[name], each, name, file.name)
+                say(f"{page}")
+        records = {name: finite(asdict(each)) for name, each in found.items()}
         write_json(json_file, records | provenance(dict(file=f"{file}")))
     if exit_code and not all(each.is_rounding for each in found.values()):
         raise typer.Exit(1)

@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from attention_check.conventions.conventions import what
 from attention_check.conventions.reading import CapturedCall, Unfit
 from attention_check.conventions.search import rounding_of
 from attention_check.explain.distance import Scan, scan
-from attention_check.explain.explain_words import MEANINGS, ExplanationText, lines, to_text
-from attention_check.explain.verdict import Explanation
+from attention_check.explain.explain_words import MEANINGS, gravest, groups, lines
+from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.plots.wrong_rows import wrong_rows
 from attention_check.report.page import png, rendered
-from attention_check.report.page_files import PageFiles
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import date
 from fa_lib.execution.results import versions
@@ -142,68 +140,41 @@ def _arrays(rows: Rows) -> dict[str, np.ndarray]:
     return {name: x.numpy() for name, x in found.items()} | dict(sink=rows.sinks.numpy().reshape(()))
 
 
-@dataclass(frozen=True)
-class ExplainedFiles:
-    """Attributes:
-    page: the HTML file. The others are beside it, by the same stem: rows, the worst rows (.npz); script, a program
-        that reads them (.py); issue, a paragraph (.md).
+def write_explained(page: Path, call: CapturedCall, found: Explanation, name: str, source: str) -> None:
+    """Write the worst rows (.npz), a program that reads them (.py), a paragraph for an issue (.md), and the page last,
+    beside which the others lie, by its stem.
+
+    Args:
+        page: the HTML file. name: of the output, "o" or "o_ref". source: of the tensors, in words.
     """
-
-    page: Path
-
-    @classmethod
-    def of(cls, out: str, name: str) -> "ExplainedFiles":
-        """Files of a `name`, whatever characters it has, in the folder `out`.
-
-        Raises:
-            ValueError: out is named as a page is.
-        """
-        return cls(PageFiles.of(out, name).page)
-
-    @property
-    def rows(self) -> Path:
-        return self.page.with_name(f"{self.page.stem}_rows.npz")
-
-    @property
-    def script(self) -> Path:
-        return self.page.with_name(f"{self.page.stem}_rows.py")
-
-    @property
-    def issue(self) -> Path:
-        return self.page.with_name(f"{self.page.stem}_issue.md")
-
-    def write(self, call: CapturedCall, found: Explanation, name: str, source: str) -> None:
-        """Write them all, the page last.
-
-        Args:
-            name: of the output, "o" or "o_ref". source: of the tensors, in words.
-        """
-        for old in (self.page, self.rows, self.script, self.issue):
-            old.unlink(missing_ok=True)
-        scans = _scans(call, found)
-        names = ("as_believed", "as_read") if Dialect() in scans else ("as_read",)
-        readings: dict[str, Dialect] = {name: dialect for name, dialect in zip(names, scans)}
-        if found.part is not None:
-            readings["wrong_part"] = Dialect(**found.part)
-        shown = "", ""  # a script, and what it prints when it is run
-        if worst := reproduction(call, readings, scans, self.rows.name):
-            arrays, script = worst
-            with replacing(self.rows) as path, path.open("wb") as file:
-                np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
-            with replacing(self.script) as path:
-                path.write_text(script)
-            ran = [sys.executable, self.script.name]
-            printed = subprocess.run(ran, cwd=self.page.parent, capture_output=True, text=True, check=True).stdout
-            shown = script, printed
-        words = to_text(found, name)
-        verdict, first = words.gravest
-        text = issue(call, f"{verdict.name}: {first}", lines(found, name), self.rows.name, *shown)
-        with replacing(self.issue) as path:
-            path.write_text(text, encoding="utf-8")
-        about = dict(File=source, Output=name) | _about(call)
-        page = _page(found, words, scans, rounding_of(call, [*scans][-1]), about, text, self.rows)
-        with replacing(self.page) as path:
-            path.write_text(page, encoding="utf-8")
+    arrays_file, script_file = (page.with_name(f"{page.stem}_rows.{ext}") for ext in ("npz", "py"))
+    issue_file = page.with_name(f"{page.stem}_issue.md")
+    for old in (page, arrays_file, script_file, issue_file):
+        old.unlink(missing_ok=True)
+    scans = _scans(call, found)
+    names = ("as_believed", "as_read") if Dialect() in scans else ("as_read",)
+    readings: dict[str, Dialect] = {name: dialect for name, dialect in zip(names, scans)}
+    if found.part is not None:
+        readings["wrong_part"] = Dialect(**found.part)
+    shown = "", ""  # a script, and what it prints when it is run
+    if worst := reproduction(call, readings, scans, arrays_file.name):
+        arrays, script = worst
+        with replacing(arrays_file) as path, path.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+        with replacing(script_file) as path:
+            path.write_text(script)
+        ran = [sys.executable, script_file.name]
+        shown = script, subprocess.run(ran, cwd=page.parent, capture_output=True, text=True, check=True).stdout
+    text = groups(found, name)
+    verdict, first = gravest(text)
+    paragraph = issue(call, f"{verdict.name}: {first}", lines(found, name), arrays_file.name, *shown)
+    with replacing(issue_file) as path:
+        path.write_text(paragraph, encoding="utf-8")
+    about = dict(File=source, Output=name) | _about(call)
+    attachment = arrays_file.name if worst else ""
+    html = _page(found, text, scans, rounding_of(call, [*scans][-1]), about, paragraph, attachment)
+    with replacing(page) as path:
+        path.write_text(html, encoding="utf-8")
 
 
 def _scans(call: CapturedCall, found: Explanation) -> dict[Dialect, Scan]:
@@ -227,8 +198,8 @@ def _about(call: CapturedCall) -> dict[str, str]:
 
 
 def _page(
-    found: Explanation, words: ExplanationText, scans: dict[Dialect, Scan], rounding: float, about: dict[str, str],
-    text: str, rows: Path,
+    found: Explanation, text: list[tuple[Verdict | None, list[str]]], scans: dict[Dialect, Scan], rounding: float,
+    about: dict[str, str], paragraph: str, attachment: str,
 ) -> str:  # fmt: skip
     readings = {
         f"read as {what(dialect.changes())}" if dialect.changes() else "read as you believe it": (
@@ -237,13 +208,13 @@ def _page(
     figure = wrong_rows(readings, rounding)
     picture = png(figure)
     plt.close(figure)
-    verdict, headline = words.gravest
+    verdict, headline = gravest(text)
     return rendered(
         TEMPLATE, verdict=verdict.value, headline=headline,
-        meaning=MEANINGS[verdict] if verdict == words.verdict else "",
-        groups=[(each or "", [line for line in group if line != headline]) for each, group in words.groups],
+        meaning=MEANINGS[verdict] if verdict == found.verdict else "",
+        groups=[(each or "", [line for line in group if line != headline]) for each, group in text],
         about=about, output=about["Output"],
-        picture=picture, picture_alt=f"{words.headline} Relative error by head and row.",
+        picture=picture, picture_alt=f"{text[0][1][0]} Relative error by head and row.",
         tried=[(what(one) if one else "as believed", f"{off:.2g}") for one, off in found.tried],
-        issue=text.splitlines(), attachment=rows.name if rows.exists() else "",
+        issue=paragraph.splitlines(), attachment=attachment,
     )  # fmt: skip

@@ -4,20 +4,12 @@ import math
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from typing import Any
 
 import torch
 
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.reading import CapturedCall
-
-
-class Kind(StrEnum):
-    """Whether somebody may mean it so, or nobody does."""
-
-    CONVENTION = "convention"
-    FAULT = "fault"
 
 
 @dataclass(frozen=True)
@@ -27,7 +19,7 @@ class Convention:
     Attributes:
         aspect, choice: a field of Dialect, and its value.
         label: what the output is then, after "attention": "with a causal mask aligned top-left".
-        kind: CONVENTION or FAULT.
+        fault: nobody means it so.
         fits: an CapturedCall -> whether it is another answer than what the caller believes.
         selects: library -> how to have it, or how to have what the caller believes.
     """
@@ -35,7 +27,7 @@ class Convention:
     aspect: str
     choice: Any
     label: str
-    kind: Kind = Kind.CONVENTION
+    fault: bool = False
     fits: Callable[[CapturedCall], bool] = lambda call: True
     selects: Mapping[str, str] = field(default_factory=dict)
 
@@ -76,26 +68,8 @@ def _top_left(call):
     return _other_lengths(call) and (_has("causal")(call) or _lacks("mask")(call))
 
 
-def _boolean(call):
-    mask = call.options.get("mask")
-    return mask is not None and mask.dtype == torch.bool
-
-
-def _numbers(call):
-    mask = call.options.get("mask")
-    return mask is not None and mask.dtype != torch.bool
-
-
-def _of_entries(call):
-    """A mask that differs from entry to entry."""
-    mask = call.options.get("mask")
-    return mask is not None and mask.ndim == 4 and mask.shape[0] > 1
-
-
-def _of_heads(call):
-    """A mask that differs from head to head."""
-    mask = call.options.get("mask")
-    return mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
+def _mask(test):
+    return lambda call: call.options.get("mask") is not None and test(call.options["mask"])
 
 
 def _square(call):
@@ -126,7 +100,10 @@ def _flat(features):
     return fits
 
 
-FAULT = Kind.FAULT
+FAULT = True
+_boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda mask: mask.dtype != torch.bool)
+_of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
+_of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
 LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
 TILES = (16, 32, 64, 128)  # keys of a tile
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)

@@ -11,7 +11,7 @@ from attention_check.conventions.attention import Rows, attend
 from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
-from attention_check.measure.mistakes import Cause, Hypothesis, Worst, mistakes
+from attention_check.measure.mistakes import Cause, Worst, mistakes
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -84,8 +84,7 @@ def _families(worst, fmt, precision, block):
 
 def _known(rows: Worst, precision: Precision, block: int) -> Iterator[Cause]:
     """Single steps in fewer bits."""
-    for each in mistakes(rows, precision, block):
-        yield each.cause(rows)
+    yield from mistakes(rows, precision, block)
     n_kv = rows.k.shape[0]
     if n_kv > SINGLE:
         return
@@ -94,7 +93,7 @@ def _known(rows: Worst, precision: Precision, block: int) -> Iterator[Cause]:
             rows.q, rows.k, rows.v, tiling=Tiling(64, 1), precision=replace(precision, accumulator=fmt, probs=FP32),
             **rows.options,
         )  # fmt: skip
-        yield Hypothesis("accumulator", o, fmt.name, n_kv).cause(rows)
+        yield rows.cause("accumulator", o, fmt.name, n_kv)
 
 
 def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
@@ -107,11 +106,11 @@ def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
             precision = replace(Precision.kernel(low), inputs=cut, probs=cut, output=answer)
             q, k, v = (cut(x) for x in (rows.q, rows.k, rows.v))
             o = kernels.tiled(q, k, v, tiling=Tiling(64, BLOCK), precision=precision, **options)
-            yield Hypothesis(key, o, low.name).cause(rows)
+            yield rows.cause(key, o, low.name)
         scale, exact = rows.options["scale"], replace(Precision.kernel(low), inputs=FP64, output=output)
         q, v = low(rows.q), low(rows.v)
         for key, k in (("written", low(rows.k)), ("written_k_scaled", low(rows.k * scale) / scale)):
-            yield Hypothesis(key, kernels.reference(q, k, v, precision=exact, **options), low.name).cause(rows)
+            yield rows.cause(key, kernels.reference(q, k, v, precision=exact, **options), low.name)
 
 
 def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
@@ -123,14 +122,14 @@ def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
         for key, probs in (("probs", low), ("probs_shifted", OF_P[low.name])):
             changed: dict[str, Any] = settings | dict(precision=replace(precision, probs=probs))
             o = kernels.tiled(q, k, v, **changed)
-            yield Hypothesis(key, o, low.name).cause(rows)
+            yield rows.cause(key, o, low.name)
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:
             continue
         of_all, cache = Quantization.of(scheme), Quantization.cache(scheme)
         for key, operands in ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)), ("quantized_kv", cache):
-            yield Hypothesis(key, attention(q, k, v, operands, **settings), scheme).cause(rows)
+            yield rows.cause(key, attention(q, k, v, operands, **settings), scheme)
     tried = []
     for scheme, integers in INTEGERS.items():
         if scheme.endswith("_0") and (q.shape[-1] % GROUP or v.shape[-1] % GROUP):
@@ -141,4 +140,4 @@ def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
         tried.append(("quantized_qk", scheme, (low_q, low_k, v)))
     smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
     for key, scheme, tensors in [*tried, ("quantized_qk", SMOOTH, smooth)]:
-        yield Hypothesis(key, kernels.tiled(*tensors, **settings), scheme).cause(rows)
+        yield rows.cause(key, kernels.tiled(*tensors, **settings), scheme)

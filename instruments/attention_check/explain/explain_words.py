@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
@@ -66,47 +65,27 @@ Next: save a call of the same kernel with at most {keys} keys, as many as v has 
 Where Python can call the kernel, `fa-lib explain --kernel file.py:function` measures its weights at any length."""
 
 
-@dataclass(frozen=True)
-class ExplanationText:
-    """An Explanation in words.
-
-    Attributes:
-        verdict: of the output. headline: what it is. reasons: a line each.
-        beside: of the log-sum-exp and the gradients: a verdict, None where they were not judged, and its lines.
-    """
-
-    verdict: Verdict
-    headline: str
-    reasons: list[str]
-    beside: list[tuple[Verdict | None, list[str]]]
-
-    @property
-    def groups(self) -> list[tuple[Verdict | None, list[str]]]:
-        """The lines on the output, then those of `beside`, each group with its verdict."""
-        return [(self.verdict, [self.headline, *self.reasons]), *self.beside]
-
-    @property
-    def gravest(self) -> tuple[Verdict, str]:
-        """The worst verdict of the output, its log-sum-exp and its gradients, and what is said first of it."""
-        groups = [(verdict, group[0]) for verdict, group in self.groups if verdict]
-        return max(groups, key=lambda group: [*Verdict].index(group[0]))
-
-
-def to_text(found: Explanation, name: str = "o") -> ExplanationText:
-    """An Explanation in words; name: of the output."""
+def groups(found: Explanation, name: str = "o") -> list[tuple[Verdict | None, list[str]]]:
+    """An Explanation in words: on the output, of that name, then on its log-sum-exp and its gradients, each a verdict,
+    None where they were not judged, and its lines, the first of which says what it is."""
     verdict = {
         Verdict.ROUNDING: _rounding, Verdict.CONVENTION: _convention, Verdict.PRECISION: _precision,
         Verdict.BUG: _bug,
     }[found.verdict](found, name)  # fmt: skip
-    headline, *reasons = [*verdict, *_shared(found)]
-    return ExplanationText(found.verdict, headline, reasons, [*_beside(found)])
+    return [(found.verdict, [*verdict, *_shared(found)]), *_beside(found)]
+
+
+def gravest(text: list[tuple[Verdict | None, list[str]]]) -> tuple[Verdict, str]:
+    """Of `groups`: the worst verdict, and what is said first of it."""
+    found = [(verdict, group[0]) for verdict, group in text if verdict]
+    return max(found, key=lambda each: [*Verdict].index(each[0]))
 
 
 def lines(found: Explanation, name: str = "o") -> list[str]:
-    """As `to_text`, a line each: the verdict, and under it its reasons."""
+    """As `groups`, a line each: the verdict, and under it its reasons."""
     return [
         f"{'NOT JUDGED' if verdict is None else verdict.name}: {line}" if i == 0 else f"  {line}"
-        for verdict, group in to_text(found, name).groups for i, line in enumerate(group)
+        for verdict, group in groups(found, name) for i, line in enumerate(group)
     ]  # fmt: skip
 
 

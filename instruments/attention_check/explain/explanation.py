@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
-from attention_check.conventions.conventions import BY_CHOICE, Kind, keys_of
+from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
@@ -217,12 +217,12 @@ def _fits(call, dialect):
 def _of_conventions(dialect: Dialect) -> Verdict:
     """The verdict on an output that is right in a dialect."""
     changes = dialect.changes()
-    named = {change: BY_CHOICE[change].kind for change in changes.items() if change in BY_CHOICE}
-    fitted = changes.keys() - {aspect for aspect, _ in named}  # keys, or a number: nobody means them
+    named = {change[0]: BY_CHOICE[change].fault for change in changes.items() if change in BY_CHOICE}
+    fitted = changes.keys() - named.keys()  # keys, or a number: nobody means them
     window = changes.get("window")
     if isinstance(window, tuple) and None not in window:  # a side without a limit is one that was forgotten
         fitted -= {"window"}
-    if fitted or Kind.FAULT in named.values():
+    if fitted or any(named.values()):
         return Verdict.BUG
     return Verdict.CONVENTION if changes else Verdict.ROUNDING
 

@@ -1,6 +1,6 @@
 """What an output is, with its evidence: the answer of `explanation`."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from attention_check.conventions.conventions import BY_CHOICE, Convention
 from attention_check.conventions.tile_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
-from fa_lib.execution.results import finite
 
 MOST = 4  # ranges that are listed; more are no pattern
 IN, OUT = 0.5, 0.05  # of the values: so many are wrong in the one part, and at most so many in the other
@@ -70,9 +69,6 @@ def _ranges(wrong, axis, at):
         else:
             found.append([int(at[i]), int(at[i])])
     return tuple((first, last) for first, last in found) if len(found) <= MOST else ()
-
-
-ARITHMETIC = ("key", "fmt", "share", "tiles", "factor")  # of a Cause, in a record
 
 
 class Verdict(StrEnum):
@@ -179,11 +175,3 @@ class Explanation:
     def conventions(self) -> list[Convention]:
         """Those of the dialect that have a name."""
         return [BY_CHOICE[change] for change in self.dialect.items() if change in BY_CHOICE]
-
-
-def record(found: Explanation) -> dict[str, Any]:
-    """An Explanation as JSON holds it; numbers that are not finite are None."""
-    as_dict = asdict(found)
-    if found.arithmetic:
-        as_dict["arithmetic"] = {name: getattr(found.arithmetic, name) for name in ARITHMETIC}
-    return finite(as_dict)

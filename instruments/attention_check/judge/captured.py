@@ -8,7 +8,7 @@ import pandas as pd
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Judgement, Severity, within
 from attention_check.judge.tables import of_bound, of_conduct, wrong_gradients
-from attention_check.measure.captured import BEARS, FINITE, OVERFLOWS, UNDEFINED
+from attention_check.measure.captured import FINITE, OVERFLOWS, UNDEFINED
 from attention_check.measure.changes import cheapest
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.measure.wrong_answers import FAR, furthest
@@ -33,7 +33,7 @@ def judge_tensors(
     Args:
         names: kernels; the first is judged. about: of the Capture.
     """
-    about, far, cached = about or {}, found.deviations, found.caches
+    about, far = about or {}, found.deviations
     findings = [*of_conduct(found.conduct)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
@@ -64,11 +64,6 @@ def judge_tensors(
         where = dict(base=base, change=best["change"])
         what = "finite_change" if best["times_less"] == math.inf else "change"
         findings.append(Finding(what, Severity.REPORTED, where, best["times_less"]))
-    if len(cached):
-        for cache, rows in cached.groupby("cache", sort=False):
-            far_off = rows["head"][~(rows.relative <= BEARS)].tolist()  # NaN too
-            where = dict(cache=cache, heads=far_off, of=len(rows))
-            findings.append(Finding("cache", Severity.REPORTED, where, rows.relative.max(skipna=False), BEARS))
     return Judgement("tensors", names[0], tuple(findings), label_of(names[0]))
 
 

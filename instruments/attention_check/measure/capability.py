@@ -80,12 +80,23 @@ FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("format", 256, 256)  # asked for in every format, whose name is its key in tables
 HEAD_DIM, GRADIENTS, GRADIENTS_AT, SINKS_GRADIENT = "head_dim", "gradients", "gradients_at", "sinks_gradient"
 HEAD_DIMS = (32, 40, 72, 80, 96, 104, 128, 256)
-CAUSAL_FEWER, CAUSAL_ONE, FEWER = "causal_fewer_queries", "causal_one_query", "fewer_queries"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "causal": dict(causal=True), "boolean_mask": dict(mask=_boolean(256)), "added_mask": dict(mask=_alibi(2, 256)),
-    "window": dict(window=(64, 32)), "softcap": dict(softcap=2.0), "sinks": dict(sinks=torch.tensor([6.0, 4.0])),
-}  # fmt: skip
-GRADIENTS_WITH = {key: f"{GRADIENTS}_{key}" for key in OPTIONS}  # with that option
+CAUSAL_FEWER, CAUSAL_ONE, FEWER, MORE = (
+    "causal_fewer_queries", "causal_one_query", "fewer_queries", "more_queries",
+)  # fmt: skip
+OFF_TILES = "length_203"  # a block of keys and one of queries is not full
+
+
+def _options(n) -> dict[str, dict[str, Any]]:
+    return {
+        "causal": dict(causal=True), "boolean_mask": dict(mask=_boolean(n)), "added_mask": dict(mask=_alibi(2, n)),
+        "window": dict(window=(64, 32)), "softcap": dict(softcap=2.0), "sinks": dict(sinks=torch.tensor([6.0, 4.0])),
+    }  # fmt: skip
+
+
+OPTIONS = _options(256)
+GRADIENTS_WITH = {  # a capability -> what its gradients are called
+    key: f"{GRADIENTS}_{key}" for key in (*OPTIONS, "scale", "gqa", FEWER, CAUSAL_FEWER, MORE, OFF_TILES)
+}
 NAMED_OPTIONS = (*OPTIONS, "scale", "gqa", GRADIENTS)  # that a reader means by options
 LARGE = Call("large_scores", 256, 256)  # scores up to some 250
 OF_A_DEFECT = (  # Python's errors of a program with a defect; an AssertionError is its author's word
@@ -108,7 +119,7 @@ def _two(a, b, *sizes, heads=2, **options):
 
 
 CAPABILITIES = (  # asked for in the first format that it has, and where it has what they need
-    Capability(Call("length_203", 203, 203)),
+    Capability(Call(OFF_TILES, 203, 203)),
     Capability(Call("length_1500", 1500, 1500, 1, 1)),
     *(Capability(Call(HEAD_DIM, 256, 256, head_dim=d)) for d in HEAD_DIMS),
     Capability(Call("v_dim_128", 256, 256, head_dim=192, v_dim=128)),
@@ -116,10 +127,13 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
     Capability(Call("scale", 256, 256, options=dict(scale=0.05))),
     Capability(Call(FEWER, 64, 256)),
     Capability(Call(CAUSAL_FEWER, 64, 256, options=dict(causal=True))),
+    Capability(Call(MORE, 256, 97)),
     Capability(Call("one_query_decoding", 1, 256)),
     Capability(Call(CAUSAL_ONE, 1, 256, options=dict(causal=True))),
     Capability(Call("gqa", 256, 256, heads=4)),
     *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),
+    _two("gqa", OFF_TILES, 203, 203, heads=4),
+    *(_two(key, OFF_TILES, 203, 203, **option) for key, option in _options(203).items()),
     Capability(Call("boolean_mask_first", 64, 1300, options=dict(mask=_hidden_first(False))), ("boolean_mask",)),
     Capability(Call("boolean_mask_batch", 256, 256, options=dict(mask=_of_each_sequence(256))), ("boolean_mask",)),
     Capability(Call("added_mask_first", 64, 1300, options=dict(mask=_hidden_first(True))), ("added_mask",)),

@@ -1,12 +1,11 @@
-"""Captured Q, K, V: how risky each head is, how far kernels and their gradients are on it, the cheapest change that
-helps, and which caches of few bits it would bear."""
+"""Captured Q, K, V: how risky each head is, how far kernels and their gradients are on it, and the
+cheapest change that helps."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +22,6 @@ from fa_lib.kernels.gradients import gradients as of_inputs
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.options import ResolvedOptions, finite, visible_rows
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.quantization_schemes import Scheme
-from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.rows import by_rows
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.kernels.tiling import Tiling
@@ -178,34 +175,6 @@ def _answer(name, tensors, options, ran) -> Answer:
 def _seen(tensors, options):
     """Whether each row sees a key, what broadcasts to (..., n_q, 1)."""
     return visible_rows(*tensors, **options)[..., None]
-
-
-CACHES = ("FP8_HEAD", "MXFP8_UP", "NVFP4")  # keys of SCHEMES
-BEARS = 0.05  # of O, root mean square: on normal inputs FP8 loses 4 %, NVFP4 13.5 % (notebook 16)
-
-
-def caches(q: Tensor, k: Tensor, v: Tensor, options: dict) -> list[dict]:
-    """What a cache in each of CACHES makes of the output, by head; one whose groups do not divide head_dim is left out.
-
-    Returns:
-        rows: head; cache, a key of CACHES; relative: root mean square error over that of O, NaN or infinite where the
-        output is not finite; times_rmse: over that of the same kernel without a quantised cache. NVFP4 has one scale
-        for all heads of a tensor, so that a head's numbers depend on the others.
-    """
-    fmt, rows = Format.of(q.dtype), []
-    golden = by_head(kernels.golden(q, k, v, inputs=fmt, **options))
-    call: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=Precision.kernel(fmt), **options)
-    plain = by_head(attention(q, k, v, Quantization(), **call))
-    for key in CACHES:
-        scheme = Scheme.of(key)
-        if scheme.per == "group" and any(x.shape[-1] % scheme.size for x in (k, v)):
-            continue
-        outs = by_head(attention(q, k, v, Quantization.cache(scheme), **call))
-        for head, (o, base, g) in enumerate(zip(outs, plain, golden)):
-            d, own = deviation(o, g, fmt), deviation(base, g, fmt)
-            times = over_baseline(d.rmse, own.rmse)
-            rows.append(dict(head=head, cache=key, relative=d.relative, times_rmse=times))
-    return rows
 
 
 TENSORS = ("dq", "dk", "dv")

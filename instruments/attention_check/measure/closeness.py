@@ -134,7 +134,8 @@ def bounds(
         if answer.outcome == Outcome.ANSWERED:
             about, (tensors, options) = references().compute(tolerance_of, inputs), _bounded(inputs)
             o = answer.output[..., inputs.rows(BOUNDED).to(device), :]
-            furthest.add(BoundCheck.of(o, *tensors, options, about), distribution=inputs.distribution)
+            check = BoundCheck.of(o, *tensors, options, about)  # pyright: ignore
+            furthest.add(check, distribution=inputs.distribution)
     return furthest.table()
 
 

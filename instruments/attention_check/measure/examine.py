@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -18,7 +19,7 @@ from fa_lib.kernels.rule import REFERENCE_KERNELS
 
 def examine(
     kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
-    beside: Sequence[str] = tuple(REFERENCE_KERNELS), done: Callable[[str, str, pd.DataFrame], None] | None = None,
+    beside: Sequence[str] = tuple(REFERENCE_KERNELS), done: Callable[[Any, str, pd.DataFrame], None] | None = None,
 ) -> Measurements:  # fmt: skip
     """Measure all that `judge_kernel` needs.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_check.isolation.calls import Answer
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.captured import caches, deviations, risks
+from attention_check.measure.captured import deviations, risks
 from attention_check.measure.changes import CARRIES, changes
 from attention_check.measure.closeness import closeness
 from attention_check.measure.measurements import TensorMeasurements
@@ -30,5 +30,4 @@ def examine_tensors(
         risks=pd.DataFrame(risks(q, k, v, options)),
         changes={base: changes(q, k, v, options, base) for base in CARRIES},
         bound=pd.DataFrame(closeness(own.output, q, k, v, options) if own.outcome == Outcome.ANSWERED else []),
-        caches=pd.DataFrame(caches(q, k, v, options)),
     )

@@ -76,7 +76,6 @@ class TensorMeasurements(_Tables):
         risks: how risky each head is: rows of `captured.risks`.
         changes: what would lower the error: base -> rows of `captured.changes`.
         bound: the judged output beside its own bound: rows of `closeness.closeness`.
-        caches: which KV cache each head would bear: rows of `captured.caches`.
         gradients: for the dO that was captured: rows of `captured.gradients`.
         conduct: what the judged kernel did beside its work: rows of `IsolatedKernel.conduct`.
     """
@@ -85,6 +84,5 @@ class TensorMeasurements(_Tables):
     risks: pd.DataFrame = _table()
     changes: Mapping[str, list[dict]] = field(default_factory=dict)
     bound: pd.DataFrame = _table()
-    caches: pd.DataFrame = _table()
     gradients: pd.DataFrame = _table()
     conduct: pd.DataFrame = _table()

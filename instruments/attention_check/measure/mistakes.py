@@ -55,27 +55,6 @@ class Cause:
     factor: float = 1.0
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """A computation that may have made an output.
-
-    Attributes:
-        key, fmt, tiles, factor: as of a Cause. o: what it gives for the rows, (rows, d_v).
-    """
-
-    key: str
-    o: Tensor
-    fmt: str = ""
-    tiles: int = 0
-    factor: float = 1.0
-
-    def cause(self, rows: "Worst") -> Cause:
-        """Score it on the rows; a number that was fitted to them must earn its place."""
-        share = explained_share(rows.o, rows.golden, self.o)
-        same, fitted = share >= EXPLAINED, FITTED * (self.factor != 1)
-        return Cause(self.key, same, share - fitted, self.fmt, self.tiles, self.factor)
-
-
 def explained_share(o: Tensor, golden: Tensor | float, emulated: Tensor) -> float:
     """The share of an output's squared error that an emulation explains: 1 - |o - emulated|² / |o - golden|². 1 is all
     of it; errors that have nothing to do with each other give less than 0; NaN where the output has no error."""
@@ -99,6 +78,12 @@ class Worst:
     golden: Tensor
     options: dict[str, Any]
 
+    def cause(self, key: str, o: Tensor, fmt: str = "", tiles: int = 0, factor: float = 1.0) -> Cause:
+        """Score a computation that may have made the output by what it gives for the rows, o (rows, d_v); a number that
+        was fitted to them must earn its place."""
+        share = explained_share(self.o, self.golden, o)
+        return Cause(key, share >= EXPLAINED, share - FITTED * (factor != 1), fmt, tiles, factor)
+
     @classmethod
     def of(cls, rows: Rows, golden: Tensor, entry: int, head: int, at: Tensor) -> "Worst":
         """Some rows of a head, by their places among the sampled ones; golden: as `rows.o`."""
@@ -110,7 +95,7 @@ class Worst:
         return cls(q, k, v, o, golden, options)
 
 
-def mistakes(rows: Worst, precision: Precision, block: int) -> Iterator[Hypothesis]:
+def mistakes(rows: Worst, precision: Precision, block: int) -> Iterator[Cause]:
     """Computations that differ from a declared one in a step.
 
     Args:
@@ -120,10 +105,10 @@ def mistakes(rows: Worst, precision: Precision, block: int) -> Iterator[Hypothes
     rounded = narrow(mask)
     if not torch.equal(rounded, mask):
         due = kernels.golden(*tensors, inputs=narrow, **rows.options | dict(mask=rounded))
-        yield Hypothesis("mask_rounded", due)
+        yield rows.cause("mask_rounded", due)
     factor = ((rows.o * rows.golden).sum() / rows.golden.square().sum().clamp(min=1e-300)).item()
     if abs(factor - 1) <= BIASES * precision.probs.unit_roundoff:
-        yield Hypothesis("bias", factor * rows.golden, factor=factor)
+        yield rows.cause("bias", factor * rows.golden, factor=factor)
     exact = replace(precision, output=FP64)  # else the rounding of the answer hides what makes the error
 
     def emulated(changed: Precision, **kernel_options) -> Tensor:
@@ -142,7 +127,7 @@ def mistakes(rows: Worst, precision: Precision, block: int) -> Iterator[Hypothes
                 tiles = -(-n_kv // size) if carried else 0
                 for algorithm in ("fa2", "fa1") if carried else ("fa2",):
                     o = emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
-                    yield Hypothesis(key, o, fmt.name, tiles)
+                    yield rows.cause(key, o, fmt.name, tiles)
     least = mask.masked_fill(mask == -math.inf, math.inf).amin(-1, keepdim=True)
     if (mask.isfinite() & (mask != 0)).any():  # as ALiBi is that counts from the first key
         counted = narrow(mask - least.where(least < math.inf, 0.0))
@@ -150,7 +135,7 @@ def mistakes(rows: Worst, precision: Precision, block: int) -> Iterator[Hypothes
             *tensors, precision=replace(exact, scores=narrow), tiling=Tiling(64, block),
             **rows.options | dict(mask=counted),
         )  # fmt: skip
-        yield Hypothesis("scores", precision.output(o), narrow.name)
+        yield rows.cause("scores", precision.output(o), narrow.name)
     cut = replace(exact, probs=truncated(precision.probs))
     o = emulated(cut, tiling=Tiling(64, block), algorithm="fa2")
-    yield Hypothesis("probs_truncated", o, precision.probs.name)
+    yield rows.cause("probs_truncated", o, precision.probs.name)

@@ -9,7 +9,7 @@ from attention_check.judge.findings import Judgement
 from attention_check.measure.carry import LOST
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
-from attention_check.plots.page_style import BLUE, DIM, READABLE, RUST, panels_of
+from attention_check.plots.page_style import BLUE, DIM, PANEL, READABLE, RUST, panel
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
@@ -52,7 +52,7 @@ def kernel_panel(key: str, kernel: str, table: pd.DataFrame) -> Figure:
     Args:
         key: of PANELS. kernel: its key. table: of the Measurements, under the panel's name in PANELS.
     """
-    return panels_of({key: lambda ax: _DRAW[key](ax, table, kernel)}, dict(sides=(4.4, 4.0)))[key]
+    return panel(lambda ax: _DRAW[key](ax, table, kernel), (4.4, 4.0) if key == "sides" else PANEL)
 
 
 def _sums(ax, sums, _):

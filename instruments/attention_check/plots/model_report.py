@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attention_check.plots.page_style import BLUE, DIM, RUST, panels_of
+from attention_check.plots.page_style import BLUE, DIM, RUST, panel
 from attention_check.probe.probe import summary
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
@@ -36,7 +36,7 @@ def model_panels(table: pd.DataFrame) -> dict[str, Figure]:
         _layers(ax, table, worst)
         ax.figure.legend(loc="outside lower left", ncols=1)
 
-    return panels_of(dict(layers=layers), dict(layers=(4.8, 1.9 + 0.42 * len(worst))))
+    return dict(layers=panel(layers, (4.8, 1.9 + 0.42 * len(worst))))
 
 
 def _layers(ax, table, worst):

@@ -1,10 +1,11 @@
 """The colours and figures of a report's page: read on white, on a telephone too."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 READABLE = {  # a report's: on white 4.5 : 1 and more, so that thin lines and small words are read
     "BF16": ("#b84a00", "o"), "FP16": ("#6b4fa0", "s"), "FP32": ("#0168a8", "^"), "FP64": ("#686868", "D"),
@@ -18,19 +19,9 @@ LINES: dict[Any, Any] = {  # of a panel: few, and seen; none through the words o
 }  # fmt: skip
 
 
-def panels_of(drawn: Mapping[str, Callable[[Axes], None]], sizes: Mapping[str, tuple[float, float]] | None = None):
-    """Draw each of several functions into its own figure.
-
-    Args:
-        drawn: key -> function that draws into axes.
-        sizes: key -> size in inches, where it is not PANEL.
-
-    Returns:
-        dict of key -> figure.
-    """
-    figures = {}
+def panel(draw: Callable[[Axes], None], size: tuple[float, float] = PANEL) -> Figure:
+    """A figure of its own, of so many inches, that a function draws into."""
     with plt.rc_context(LINES):
-        for key, draw in drawn.items():
-            figures[key], ax = plt.subplots(figsize=(sizes or {}).get(key, PANEL))
-            draw(ax)
-    return figures
+        figure, ax = plt.subplots(figsize=size)
+        draw(ax)
+    return figure

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
 from attention_check.measure.changes import BETTER, CHANGES
-from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, panels_of
+from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, panel
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import named
@@ -55,9 +55,8 @@ def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict) -> dict
     figure."""
     drawings, heads = _drawings(risky, far, better)
     height = 0.3 * len(heads) + 1.6
-    return panels_of(
-        drawings, dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
-    )
+    sizes = dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
+    return {key: panel(draw, sizes[key]) for key, draw in drawings.items()}
 
 
 def shortened(risky: pd.DataFrame) -> str:

@@ -65,7 +65,7 @@ class Probe(TorchFunctionMode):
     the kernel saw them (under autocast: cast).
 
     Not seen: attention in compiled code (torch.compile), in functions of flash-attn and FlexAttention, written out
-    ("eager" in transformers: see `huggingface.register_with_transformers`), and what activation checkpointing computes
+    ("eager" in transformers: call `model.set_attn_implementation("sdpa")`), and what activation checkpointing computes
     again. Not compared, and counted in `skipped`: calls with dropout (what was dropped is not known) or with inputs
     that are not finite, and nn.MultiheadAttention in eval mode (a mode around it would turn torch's fast path off, and
     change its bits). On leaving, a warning of one line says what was not compared, how often, why, and what to do.

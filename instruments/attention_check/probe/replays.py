@@ -143,7 +143,7 @@ class Calls(TorchFunctionMode):
         return o
 
     def seen(self, o, args, kwargs):
-        layer = self.places.here()["layer"]
+        layer = f"{self.places.here()['layer']}"
         given = SdpaArguments(*args, **kwargs)
         for name, x in zip("qkvo", (given.query, given.key, given.value, o)):
             shared = o.shape[-3] // x.shape[-3] if x.ndim > 3 else 1  # heads of q for one of k: repeated or not
@@ -183,7 +183,7 @@ def _nudged(random: torch.Generator) -> Iterator[None]:
             return (output.to(wide) * factor.to(output.device)).to(output.dtype)
         return None
 
-    hook = register_module_forward_hook(nudge)
+    hook = register_module_forward_hook(nudge)  # pyright: ignore
     try:
         yield
     finally:
@@ -217,7 +217,7 @@ class Side:
             return x
         if x.ndim > 1 and x.shape[dim] == self.run.length:
             return x.index_select(dim, self.keep)
-        ends = self.keep[-1] == self.run.length - 1
+        ends = self.keep[-1] + 1 == self.run.length
         return x if name == OUTPUT and x.ndim == 1 and ends else None  # of the last position alone
 
 
@@ -303,7 +303,7 @@ def _ways_of(run):
     mask = run.kwargs.get("attention_mask")
     every = None if ids is None else torch.arange(run.length, device=ids.device)
     padded = ids is not None and isinstance(mask, Tensor) and mask.shape == ids.shape
-    kept = [mask[entry].bool().nonzero()[:, 0] if padded else every for entry in range(run.batch)]
+    kept: list[Any] = [mask[entry].bool().nonzero()[:, 0] if padded else every for entry in range(run.batch)]
     if ids is None and not _batch_first(run):
         return
     for entry, keep in enumerate(kept[:ENTRIES]):

@@ -26,7 +26,7 @@ TOLD = {  # what it was, what to do
     ),
     Why.EAGER: (
         "forward passes of transformers with attention other than sdpa",
-        "model.set_attn_implementation(attention_check.probe.huggingface.register_with_transformers())",
+        "model.set_attn_implementation('sdpa')",
     ),
     Why.FUSED: (
         "nn.MultiheadAttention in eval mode on torch's fast path", "torch.backends.mha.set_fastpath_enabled(False)",

@@ -67,7 +67,7 @@ SOURCES = {  # findings of captured tensors and of models -> keys of pictures an
     "finite_change": ("better",),
     **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
-    "captured_gradients": ("gradients",), "cache": ("caches",), "layer_error": ("layers", "by_layer"),
+    "captured_gradients": ("gradients",), "layer_error": ("layers", "by_layer"),
     **dict.fromkeys(("sees_later", "own_hidden", "idle_mask", "later_unknown"), ("by_layer",)),
     **dict.fromkeys(("way_of_attention", "way_differs", "way_not_run"), ("ways",)),
 }  # fmt: skip

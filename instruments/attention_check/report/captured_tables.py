@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.captured import BEARS
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.probe.probe import summary
 from attention_check.probe.replays import TIMES
-from attention_check.report.labels import CACHES, NAMES, WAYS, named
+from attention_check.report.labels import NAMES, WAYS, named
 from attention_check.report.tables import (
     BROKE,
     Section,
@@ -35,8 +34,6 @@ def tensors_sections(found: TensorMeasurements) -> list[Section]:
         Section("risky", "How risky each head is", by_head(found.risks)),
         Section("better", "Which change lowers the error", by_change(found.changes),
                 "Root mean square error, before / after."),
-        Section("caches", "Which KV cache each head would bear", by_cache(found.caches),
-                f"Root mean square error over that of O, K and V quantised; {BEARS:.0%} is required."),
     ]  # fmt: skip
 
 
@@ -88,16 +85,6 @@ def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
     columns = ("largest error / Baseline's", "root mean square, of its own", "gradient")
     lines = [(number_text(row.times_max), f"{row.relative:.2g}", NAMES[row.tensor]) for row in ran.itertuples()]
     return pd.DataFrame(lines, columns=columns if lines else None)
-
-
-def by_cache(cached: pd.DataFrame) -> pd.DataFrame:
-    """A table of `captured.caches`: for each head how far a cache moves O, the head that suffers most in front."""
-    if not len(cached):
-        return cached
-    wide = cached.pivot(index="head", columns="cache", values="relative").rename_axis(columns=None)
-    wide = wide[[key for key in CACHES if key in wide]]
-    found = wide.map("{:.1%}".format).rename(columns=CACHES).assign(head=[f"{head}" for head in wide.index])
-    return gravest_first(found.reset_index(drop=True), wide.iloc[:, 0].to_numpy())
 
 
 def by_layer(table: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from typing import Any
 
 from attention_check.conventions.conventions import is_of_keys, of_keys
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.capability import CAPABILITIES, GRADIENTS_AT, GRADIENTS_WITH, HEAD_DIM
+from attention_check.measure.capability import CAPABILITIES, GRADIENTS_AT, GRADIENTS_WITH, HEAD_DIM, OFF_TILES
 from attention_check.measure.measurements import RAN, ROUNDED
 from fa_lib.kernels.kernel_ref import label_of
 
@@ -14,6 +14,7 @@ LABELS = {
     "v_dim_128": "V of another head_dim, 192 and 128",
     "v_dim_512": "V of another head_dim, 576 and 512, one key head",
     "scale": "another scale", "fewer_queries": "fewer queries than keys",
+    "more_queries": "more queries than keys",
     "causal_fewer_queries": "causal, fewer queries than keys", "one_query_decoding": "one query, as in decoding",
     "causal_one_query": "causal, one query", "gqa": "key heads shared, GQA 4 to 2", "boolean_mask": "a boolean mask",
     "added_mask": "an added mask, ALiBi", "window": "a window of 64 and 32 keys",
@@ -23,7 +24,7 @@ LABELS = {
     "window_first": "a window that hides 1,170 first keys", "large_scores": "scores up to some 250",
     "sinks_gradient": "gradient of the sinks", HEAD_DIM: "head_dim", GRADIENTS_AT: "gradients at head_dim",
 }  # fmt: skip
-SHORT = {"one_query_decoding": "one query"}  # beside something else
+SHORT = {"one_query_decoding": "one query", OFF_TILES: "N = 203"}  # beside something else
 _WITH = {asked: option for option, asked in GRADIENTS_WITH.items()}
 COMBINED = {each.key: each.needs for each in CAPABILITIES if each.combines}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
@@ -37,7 +38,6 @@ WAYS = {  # of running a model's prompt, of `probe.replays`
     "padding": "a prompt alone, and with padding on each side",
     "cache": "a prompt at once, and its last tokens one by one with a cache",
 }
-CACHES = {"FP8_HEAD": "FP8 with a scale a head", "MXFP8_UP": "MXFP8", "NVFP4": "NVFP4"}  # keys of SCHEMES
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
 MODES = {  # of `rounding_mode`
     "nearest_even": "round to nearest, ties to even",

@@ -15,7 +15,6 @@ from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
-    CACHES,
     CASTS,
     KERNELS,
     MODES,
@@ -344,16 +343,6 @@ def _captured_gradients(f, at):
     return Sentence(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
 
 
-def _cache(f, at):
-    count = len(at["heads"])
-    words = f"A KV cache in {CACHES[at['cache']]} moves O by more than {f.limit:.0%}"
-    heads = ", ".join(map(str, at["heads"]))
-    where = f"on {count} of {at['of']} heads (head {heads})" if heads else "on no head"
-    finite = f.number is not None and math.isfinite(f.number)
-    most = f"at most {f.number:.1%} of O" if finite else "O is not finite"
-    return Sentence(f"{words} {where}", most, more="Root mean square, Q and P not quantised.")
-
-
 def _change(f, at):
     if at["change"] is None:
         return Sentence(f"No change that was tried makes the error of {at['base']} clearly smaller")
@@ -537,7 +526,10 @@ def _way(f: Finding, at: dict) -> Sentence:
 
 
 def _as_far(f: Finding) -> tuple[str, str]:
-    return f"{as_times(f.number)} times as far as two right runs differ", f"{f.limit:g}"
+    return (
+        f"{as_times(math.inf if f.number is None else f.number)} times as far as two right runs differ",
+        f"{f.limit:g}",
+    )
 
 
 IN_DECODER = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
@@ -661,7 +653,6 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "refused": Wording("{kernel_name} {problem}"),
     "beside": Wording("Not judged here, though the file has it: {tensors}. `fa-lib explain` judges that"),
     "head_error": Wording("Over {heads} heads the largest error of {kernel_name}{rule} (head {head})", **RULE),
-    "cache": Wording(sentence=_cache),
     "biased_output": Wording(
         "Rounding O to 16 bits is biased: head {head_list}",
         more="Several keys attain the maximum, and V has mostly one sign.",

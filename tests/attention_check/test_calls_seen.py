@@ -1,0 +1,48 @@
+"""Which calls the judge makes: options by shapes, forwards and backwards, as docs/reference/checks.md lists them."""
+
+import re
+
+import pandas as pd
+import torch
+
+from attention_check.measure.contract import contract
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels.rule import baseline_for
+from fa_lib.numerics.formats import BF16
+
+SHAPES = ("as many", "off the tiles", "fewer", "more", "one")  # queries, beside keys
+
+
+def seen_calls():
+    """(option, shape, forwards or backwards) of every call of at most one option beside shared key heads."""
+    found = set()
+
+    def kernel(q, k, v, causal: bool = False, mask=None, window=None, scale=None, softcap=None, sinks=None):
+        if q.dtype != torch.bfloat16:
+            raise NotImplementedError("BF16 alone")
+        options = dict(causal=causal or None, mask=mask, window=window, scale=scale, softcap=softcap, sinks=sinks)
+        options = {name: x for name, x in options.items() if x is not None}
+        masks = {"mask": "boolean mask" if mask is not None and mask.dtype == torch.bool else "added mask"}
+        named = [masks.get(name, name) for name in options] + ["GQA"] * (k.shape[1] < q.shape[1])
+        n_q, n_kv = q.shape[2], k.shape[2]
+        even = "as many" if n_q % 16 == 0 else "off the tiles"
+        shape = even if n_q == n_kv else "one" if n_q == 1 else "fewer" if n_q < n_kv else "more"
+        if len(named) < 2:
+            found.add((*(named or ["none"]), shape, "backwards" if q.requires_grad else "forwards"))
+        return baseline_for(BF16)(q, k, v, **options)
+
+    rows = pd.DataFrame(contract(kernel))
+    assert set(rows.outcome[~rows.asked.isin(["FP16", "FP32", "FP64"])]) == {"answered"}, rows[rows.outcome == "wrong"]
+    return found
+
+
+def test_the_page_lists_the_calls_that_a_kernel_sees():
+    page = (ROOT / "docs" / "reference" / "checks.md").read_text()
+    table = re.search(r"\| option \| (.*) \|\n\|[-| ]*\n((?:\|.*\n)*)", page)
+    assert tuple(table[1].split(" | ")) == SHAPES
+    listed = set()
+    for line in table[2].splitlines():
+        option, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        for shape, cell in zip(SHAPES, cells, strict=True):
+            listed |= {(option, shape, way) for way in cell.split(", ") if cell}
+    assert listed == seen_calls()
