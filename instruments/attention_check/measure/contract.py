@@ -149,7 +149,7 @@ class _Asker:
                 if fmt in (FP32, FP64):
                     over = off / (wrong_answers.distance(sequential(q, k, v, **options), golden) or math.ulp(1.0))
             elif off <= limit:  # of 400 keys one that is missing makes 5 % of a row
-                off, limit = _furthest_row(answer.output, golden), _limit(self.distances[fmt])
+                off, limit = _furthest_row(answer.output, golden), max(AWAY, TIMES * self.distances[fmt])
             if off > limit:
                 outcome, note = _compared(CapturedCall(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
