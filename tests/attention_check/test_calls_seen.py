@@ -5,6 +5,7 @@ import re
 import pandas as pd
 import torch
 
+from attention_check.explain.integer_caches import q4_0
 from attention_check.measure.contract import contract
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.rule import baseline_for
@@ -46,3 +47,21 @@ def test_the_page_lists_the_calls_that_a_kernel_sees():
         for shape, cell in zip(SHAPES, cells, strict=True):
             listed |= {(option, shape, way) for way in cell.split(", ") if cell}
     assert listed == seen_calls()
+
+
+def test_a_row_that_lacks_one_key_is_wrong_and_a_cache_of_four_bits_is_not():
+    def lacks_a_key(q, k, v, window=None):
+        if window and k.shape[2] % 64:
+            left, right = window
+            behind = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
+            seen = (behind <= right) & (behind >= -left)
+            seen[:, k.shape[2] // 64 * 64] = False  # the first key of the block that is not full
+            return baseline_for(BF16)(q, k, v, mask=seen)
+        return baseline_for(BF16)(q, k, v, window=window)
+
+    def four_bits(q, k, v):
+        return baseline_for(BF16)(q, *(q4_0(x.double()).to(x.dtype) for x in (k, v)))
+
+    wrong = {row["asked"] for row in contract(lacks_a_key) if row["outcome"] == "wrong"}
+    assert wrong == {"window_length_203", "window_first"}
+    assert {row["outcome"] for row in contract(four_bits)} <= {"answered", "refused"}
