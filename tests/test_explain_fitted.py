@@ -80,6 +80,17 @@ CAUSES = {  # a report or a kind of fault -> q, k, v; o; what is believed; the d
         DECODED, with_keys_of_zeros(16, DECODED), {}, dict(sink=near(math.log(16)))),
     "a mask of another entry": (
         BATCH, attention(BATCH, mask=MASKS[:1]), dict(mask=MASKS), dict(mask="first_entry")),
+    "its entries taken for heads": (
+        BATCH, attention(BATCH, mask=MASKS.transpose(0, 1)), dict(mask=MASKS), dict(mask="entries_as_heads")),
+    "keys of the token before": (
+        BF16, attention((BF16[0], BF16[1].roll(1, 2), BF16[2]), causal=True), dict(causal=True),
+        dict(roles="k_one_later")),
+    "k and v of another entry": (
+        BATCH, attention([BATCH[0], *(x.flip(0) for x in BATCH[1:])]), {},
+        dict(sources=tuple(tuple((1 - entry, head) for head in range(2)) for entry in range(2)))),
+    "one head with another's k and v": (
+        BF16, attention([BF16[0], *(x[:, [0, 1, 0, 3]] for x in BF16[1:])]), {},
+        dict(sources=(((0, 0), (0, 1), (0, 0), (0, 3)),))),
     "a softcap that nobody believes in": (STEEP, attention(STEEP, softcap=15.0), {}, dict(softcap=near(15))),
     "tanh(x / c), not times c": (
         STEEP, capped(lambda S: torch.tanh(S / 15), STEEP), CAPPED, dict(scale=near(1 / 15), softcap=near(1))),
@@ -105,6 +116,8 @@ def test_a_cause_in_some_heads_is_named_with_them_and_noise_is_not(wrong):
     assert found.where.heads == ((2, 3),) and found.part.keys() == wrong.keys(), f"{found}"
     found = fa_lib.explain(q, k, v, torch.cat([o[:, :2], o[:, 2:4] + 0.1 * q[:, 2:4], o[:, 4:]], 1))
     assert found.where.heads == ((2, 3),) and found.part is None, f"{found}"
+    found = fa_lib.explain(*(x.transpose(0, 1) for x in (q, k, v, torch.cat([o[:, :7], other[:, 7:]], 1))))
+    assert found.where.entries == ((7, 7),) and found.part.keys() == wrong.keys(), f"{found}"
 
 
 def test_a_kernel_in_eight_bits_is_held_to_its_own_bound_and_short_calls_are_asked_for():
@@ -119,6 +132,8 @@ def test_a_kernel_in_eight_bits_is_held_to_its_own_bound_and_short_calls_are_ask
         assert found.verdict == due and found.fmt == (key or "BF16"), f"{found}"
         assert found.arithmetic is None if key else found.arithmetic.key == "probs"
     q, k, v = drawn(1, 2, 128, 64)
+    o = kernels.as_shipped(q, E4M3(k.double()).to(k.dtype), v)
+    assert fa_lib.explain(q, k, v, o).arithmetic.fmt == "E4M3 without a scale"
     assert "at most 64 keys" in f"{fa_lib.explain(q, k, v, kernels.as_shipped(q, k, v.flip(2)))}"
 
 

@@ -20,6 +20,7 @@ class Dialect:
             holds it. scale, causal, mask, window, softcap, sinks, alibi: the options;
             a window may be (left, right), of so many keys, None for all. scale, mask and alibi may be a number, so many
             times the believed scale, the mask and ALiBi's falling slopes; softcap one that scores are capped at.
+        sources: for each entry and each head of q, the entry and the head whose k and v it takes; None is its own.
         softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
         sink: one more score of every row, without a value; None is none. exp(sink) keys of zeros make the same.
         factor: the output is so many times attention's.
@@ -36,6 +37,7 @@ class Dialect:
     sinks: str = ""
     alibi: str | float = ""
     softmax: str = ""
+    sources: tuple[tuple[tuple[int, int], ...], ...] | None = None
     keys: tuple[int, int] | None = None
     sink: float | None = None
     factor: float = 1.0

@@ -72,6 +72,11 @@ def _mask(test):
     return lambda call: call.options.get("mask") is not None and test(call.options["mask"])
 
 
+def _of_entries_or_heads(call):
+    """Of as many heads as entries, a mask that differs from one to the other."""
+    return call.q.shape[0] == call.q.shape[1] and (_of_entries(call) or _of_heads(call))
+
+
 def _square(call):
     return _has("mask")(call) and call.q.shape[2] == call.k.shape[2]
 
@@ -105,7 +110,7 @@ _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda 
 _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
 _of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
 LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
-TILES = (16, 32, 64, 128)  # keys of a tile
+TILES = (16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -175,6 +180,8 @@ CONVENTIONS = (
                fits=_numbers, selects=BOOLEAN),
     Convention("mask", "first_entry", "with the mask of the first entry of the batch in all", FAULT, _of_entries),
     Convention("mask", "first_head", "with the mask of the first head in all", FAULT, _of_heads),
+    Convention("mask", "entries_as_heads", "with the mask's entries taken for heads, and its heads for entries", FAULT,
+               _of_entries_or_heads),
     Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),
     Convention("mask", "transposed", "with the mask transposed", FAULT, _square),
     Convention("heads", "interleaved", "with query head h sharing key head h modulo their number", fits=_gqa,
@@ -189,7 +196,8 @@ CONVENTIONS = (
     Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
     Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
     Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT),
-    Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT),
+    Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT,
+               lambda call: call.q.shape[2] > 1),
     Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT),
     Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
     *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the "
@@ -204,6 +212,8 @@ CONVENTIONS = (
     Convention("roles", "q_and_v_swapped", "with q and v exchanged", FAULT),
     Convention("roles", "v_one_later", "with each value that of the key before", FAULT),
     Convention("roles", "v_one_earlier", "with each value that of the key behind", FAULT),
+    Convention("roles", "k_one_later", "with each key that of the one before, and its own value", FAULT),
+    Convention("roles", "k_one_earlier", "with each key that of the one behind, and its own value", FAULT),
     Convention("roles", "negative", "with the opposite sign of its scores", FAULT),
     Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT),
     Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT),
@@ -225,11 +235,27 @@ def _side(keys):
     return "all keys" if keys is None else f"{keys} {'key' if keys == 1 else 'keys'}"
 
 
+def _few(numbers):
+    return f"{', '.join(map(str, numbers[:8]))}{' ...' if numbers[8:] else ''}"
+
+
+def _of_sources(sources):
+    """Of `Dialect.sources`: which entries and heads take k and v of which."""
+    entries, heads = [row[0][0] for row in sources], [head for _, head in sources[0]]
+    if any((entry, head) != (of, heads[i]) for row, of in zip(sources, entries) for i, (entry, head) in enumerate(row)):
+        return "heads take k and v of other entries and heads"
+    moved = [f"entries take k and v of entries {_few(entries)}"] if entries != [*range(len(sources))] else []
+    usual = heads == [i * (max(heads) + 1) // len(heads) for i in range(len(heads))]
+    return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of heads {_few(heads)}"])
+
+
 def what(dialect: Mapping[str, Any]) -> str:
     """The changes of a Dialect in words: "attention without the mask, with the scale 1"."""
     names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
     if isinstance(order := dialect.get("heads"), tuple):
-        names.append(f"with its heads in the order {', '.join(map(str, order[:8]))}{' ...' if order[8:] else ''}")
+        names.append(f"with its heads in the order {_few(order)}")
+    if sources := dialect.get("sources"):
+        names.append(f"whose {_of_sources(sources)}")
     if isinstance(window := dialect.get("window"), tuple):
         names.append(f"with a window of {_side(window[0])} to the left and {_side(window[1])} to the right")
     for aspect, words in FITTED.items():

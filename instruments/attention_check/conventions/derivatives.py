@@ -54,7 +54,12 @@ class Group:
 
 def _refuse_unlike(dialect: Dialect) -> None:
     """Raise Unfit where gradients are not of one group of heads, or not of the tensors as they are named."""
-    if dialect.roles or dialect.softmax.startswith("over_") or dialect.heads not in ("", "interleaved"):
+    if (
+        dialect.sources
+        or dialect.roles
+        or dialect.softmax.startswith("over_")
+        or dialect.heads not in ("", "interleaved")
+    ):
         raise Unfit("not computed where tensors are exchanged, heads reversed, or the softmax is not over keys")
     if dialect.layout not in ("", *LAYOUTS) and not dialect.layout.startswith(FLAT):
         raise Unfit("not computed where a tensor was read with wrong strides")

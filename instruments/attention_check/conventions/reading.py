@@ -27,6 +27,7 @@ FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so 
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "v_transposed": lambda v: v.mT, "v_one_later": lambda v: v.roll(1, -2), "v_one_earlier": lambda v: v.roll(-1, -2),
 }  # fmt: skip
+KEYS = {"k_one_later": 1, "k_one_earlier": -1}  # moves K along the sequence, and not V
 QUERIES = {"negative": (-1, -1), "first_half": (1, 0), "last_half": (0, 1)}  # times each half of a query's features
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
 
@@ -111,7 +112,8 @@ class Reader:
             Unfit: the shapes make no call of attention.
         """
         over = SOFTMAX_OVER.get(dialect.softmax)
-        q, k, v, o, S, shape, places = self._tensors(dialect.layout, dialect.roles, dialect.heads, over)
+        how = dialect.layout, dialect.roles, dialect.heads, dialect.sources
+        q, k, v, o, S, shape, places = self._tensors(*how, over)
         reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
         options, heads = self.call.options, shape[1]
         sinks = torch.full((heads,), -math.inf, dtype=torch.float64)
@@ -136,18 +138,22 @@ class Reader:
         )
         return entries, heads, rows
 
-    def _read(self, layout, roles, heads, over):
+    def _read(self, layout, roles, heads, sources, over):
         q, k, v, o = _laid_out(self.call, layout, roles)
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if over == 2 and shape[2] * shape[3] > ALL_ROWS:
             raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
-        of_key = 0 * of_key if heads == "first" else of_key
+        of_key, of_entry = 0 * of_key if heads == "first" else of_key, entries[:, None]
+        if sources is not None:
+            if (len(sources), len(sources[0])) != shape[:2]:
+                raise Unfit(f"sources: of {len(sources)} entries for {shape[0]}")
+            of_entry, of_key = torch.tensor(sources)[of_entry, at].unbind(-1)  # (entries, heads)
         of_output = shape[1] - 1 - at if heads == "reversed" else at
         of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
         q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
-        k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))
+        k, v = (x[of_entry, of_key].double().cpu() for x in (k, v))
         return q, k, v, o, q @ k.mT, shape, places
 
     def _bias(self, causal, mask, window, keys, alibi, shape, over):
@@ -167,6 +173,8 @@ def _laid_out(call, layout, roles):
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
     if roles in VALUES:
         v = VALUES[roles](v)
+    if roles in KEYS:
+        k = k.roll(KEYS[roles], -2)
     if roles in QUERIES:
         first, last = q.tensor_split([q.shape[-1] // 2], -1)
         q = torch.cat([times * x for times, x in zip(QUERIES[roles], (first, last))], -1)
@@ -273,6 +281,8 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         return _hiding(torch.arange(shape[3])[None] > own[:, None])
     if choice == "transposed":
         mask = mask.transpose(-1, -2)
+    if choice == "entries_as_heads":
+        mask = mask[(None,) * (4 - mask.ndim)].transpose(0, 1)
     try:
         mask = mask.expand(shape)
     except RuntimeError:

@@ -138,6 +138,11 @@ def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
         tried.append(("quantized_kv", scheme, (q, low_k, low_v)))
         tried.append(("quantized_qkv", scheme, (low_q, low_k, low_v)))
         tried.append(("quantized_qk", scheme, (low_q, low_k, v)))
+    for low in (E4M3, E5M2):  # cast as they are: a cache whose scales are all 1
+        low_q, low_k, low_v, unscaled = low(q), low(k), low(v), f"{low.name} without a scale"
+        tried.append(("quantized_kv", unscaled, (q, low_k, low_v)))
+        tried.append(("quantized_qkv", unscaled, (low_q, low_k, low_v)))
+        tried += [("quantized_k", unscaled, (q, low_k, v)), ("quantized_v", unscaled, (q, k, low_v))]
     smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
     for key, scheme, tensors in [*tried, ("quantized_qk", SMOOTH, smooth)]:
         yield rows.cause(key, kernels.tiled(*tensors, **settings), scheme)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
-from attention_check.conventions.fitting import Rated, holding
+from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import (  # fmt: skip
@@ -154,22 +154,29 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         if is_known := where is not None and where.is_known:
             break
     like = None if is_known else noise(numbers.rows)
-    if where is not None and where.heads and part is None and outcome is numbers:
-        part = _in_heads(call, where.heads)
+    if where is not None and part is None and outcome is numbers:
+        if moved := _right(call, iter([(own_sources(call, Dialect()), 0.0)]), believed):
+            return moved
+        part = _in_part(call, where) if where.heads or where.entries else None
     keys, features = numbers.rows.v.shape[-2:]
     short = features if where is None and keys > features else 0
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
 
 
-def _in_heads(call: CapturedCall, ranges: tuple[tuple[int, int], ...]) -> dict[str, Any] | None:
-    """The changes of a dialect in which some heads are right, confirmed as that of all heads is; None if none is."""
-    heads = torch.tensor([head for first, last in ranges for head in range(first, last + 1)])
-    options, count, of_k = dict(call.options), call.q.shape[1], heads * call.k.shape[1] // call.q.shape[1]
-    if (mask := options.get("mask")) is not None and mask.ndim > 2 and mask.shape[-3] == count:
-        options["mask"] = mask.index_select(-3, heads)
+def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
+    """The changes of a dialect in which some entries and heads are right, confirmed as that of all is; None if none."""
+    entries, heads = (
+        torch.tensor([i for first, last in ranges or [(0, count - 1)] for i in range(first, last + 1)])
+        for ranges, count in zip((where.entries, where.heads), call.q.shape)
+    )
+    options, of_k = dict(call.options), heads * call.k.shape[1] // call.q.shape[1]
+    for dim, at, count in (-4, entries, call.q.shape[0]), (-3, heads, call.q.shape[1]):
+        if (mask := options.get("mask")) is not None and mask.ndim >= -dim and mask.shape[dim] == count:
+            options["mask"] = mask.index_select(dim, at)
     if options.get("sinks") is not None:
         options["sinks"] = options["sinks"].reshape(-1)[heads]
-    own = replace(call, q=call.q[:, heads], k=call.k[:, of_k], v=call.v[:, of_k], o=call.o[:, heads], options=options)
+    q, o, k, v = (x[entries][:, of] for x, of in ((call.q, heads), (call.o, heads), (call.k, of_k), (call.v, of_k)))
+    own = replace(call, q=q, k=k, v=v, o=o, options=options)
     found = _right(own, holding(own, search(own)), 0.0)
     return found.dialect or None if found and found.where is None else None
 
@@ -193,6 +200,8 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
     wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
         where, part = _located(call, found, wrong, numbers, [])
+        if where is not None and part is None and not numbers.rows.dialect.changes():
+            part = _in_part(call, where) if where.heads or where.entries else None
         return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 

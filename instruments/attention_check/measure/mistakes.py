@@ -26,7 +26,7 @@ STEPS = {  # of a Precision, that are in 16 bits
 ROUNDINGS = (
     "accumulator", "sums", "row_sum", "scores", "every_step", "inputs", "probs_truncated", "mask_rounded", "bias",
     "kernel", "products", "cut", "written", "written_k_scaled", "probs", "probs_shifted", "quantized", "quantized_qkv",
-    "quantized_kv", "quantized_qk",
+    "quantized_kv", "quantized_qk", "quantized_k", "quantized_v",
 )  # fmt: skip
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
 FITTED = 0.02  # of the share that a mistake with a number fitted to the error must explain more than one without

@@ -77,6 +77,8 @@ CAUSES = {  # key of a mistakes.Cause -> its subject
     "quantized_qkv": "q, k and v in {fmt}",
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
     "quantized_qk": "q and k in {fmt}",
+    "quantized_k": "k in {fmt}",
+    "quantized_v": "v in {fmt}",
 }
 
 
