@@ -57,6 +57,9 @@ CASES = {  # what is wrong -> it; name -> verdict and change
     "dv counted twice": (dict(dv=DV * 2), dict(dv=(Verdict.BUG, "factor"))),
     "the backward pass is not causal": (
         gradients(Q, K, V, DO)[1], {name: (Verdict.BUG, "dialect") for name in NAMES}),
+    "dk and dv exchanged": (dict(dk=DV, dv=DK), {name: (Verdict.BUG, "exchanged") for name in ("dk", "dv")}),
+    "dv a mean over heads": (dict(dv=DV / 2), dict(dv=(Verdict.BUG, "mean_of_heads"))),
+    "dk of one head": (dict(dk=expanded()[:, ::2]), dict(dk=(Verdict.BUG, "of_one_head"))),
     "delta left out": (dict(dq=without_delta()), dict(dq=(Verdict.BUG, "without_delta"))),
     "dO in memory order": (
         dict(dO=DO.transpose(1, 2).reshape(DO.shape)), {name: (Verdict.BUG, "dO_in_memory_order") for name in NAMES}),
@@ -97,6 +100,18 @@ def test_gradients_in_coarser_arithmetic_and_nan():
     found = fa_lib.explain(**RIGHT | dict(dq=in_place(DQ, (0, 2, 7, 3), math.nan)), causal=True)
     [dq] = [each for each in found.others if each.name == "dq"]
     assert dq.verdict == Verdict.BUG and (dq.where.heads, dq.where.rows) == (((2, 2),), ((7, 7),))
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_the_derivative_of_the_softcap_counts_once(times):
+    x, dO = [each.double().requires_grad_() for each in drawn(1, 2, 64, 64)], DO[:1, :2, :64].double()
+    raw = x[0] @ x[1].mT / 8
+    slope = (1 - torch.tanh(raw.detach() / 2).square()) ** (times - 1)
+    o = torch.softmax(2 * torch.tanh((raw.detach() + (raw - raw.detach()) * slope) / 2), -1) @ x[2]
+    found = dict(zip(NAMES, torch.autograd.grad(o, x, dO)))
+    others = fa_lib.explain(*(y.detach() for y in (*x, o)), softcap=2.0, dO=dO, **found).others
+    bent = "" if times == 1 else f"softcap_{times}"
+    assert {each.name: each.change for each in others} == dict(dq=bent, dk=bent, dv="")
 
 
 def test_gradients_that_are_zero_are_rounding():

@@ -21,8 +21,8 @@ def seen_calls():
     def kernel(q, k, v, causal: bool = False, mask=None, window=None, scale=None, softcap=None, sinks=None):
         if q.dtype != torch.bfloat16:
             raise NotImplementedError("BF16 alone")
-        options = dict(causal=causal or None, mask=mask, window=window, scale=scale, softcap=softcap, sinks=sinks)
-        options = {name: x for name, x in options.items() if x is not None}
+        given = dict(causal=causal or None, mask=mask, window=window, scale=scale, softcap=softcap, sinks=sinks)
+        options = {name: x for name, x in given.items() if x is not None}
         masks = {"mask": "boolean mask" if mask is not None and mask.dtype == torch.bool else "added mask"}
         named = [masks.get(name, name) for name in options] + ["GQA"] * (k.shape[1] < q.shape[1])
         n_q, n_kv = q.shape[2], k.shape[2]
@@ -41,20 +41,16 @@ def test_the_page_lists_the_calls_that_a_kernel_sees():
     page = (ROOT / "docs" / "reference" / "checks.md").read_text()
     table = re.search(r"\| option \| (.*) \|\n\|[-| ]*\n((?:\|.*\n)*)", page)
     assert tuple(table[1].split(" | ")) == SHAPES
-    listed = set()
-    for line in table[2].splitlines():
-        option, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        for shape, cell in zip(SHAPES, cells, strict=True):
-            listed |= {(option, shape, way) for way in cell.split(", ") if cell}
-    assert listed == seen_calls()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2].splitlines()]
+    cells = {(option, shape): cell for option, *found in rows for shape, cell in zip(SHAPES, found, strict=True)}
+    assert {(*at, way) for at, cell in cells.items() for way in cell.split(", ") if way} == seen_calls()
 
 
 def test_a_row_that_lacks_one_key_is_wrong_and_a_cache_of_four_bits_is_not():
     def lacks_a_key(q, k, v, window=None):
         if window and k.shape[2] % 64:
-            left, right = window
             behind = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
-            seen = (behind <= right) & (behind >= -left)
+            seen = (behind <= window[1]) & (behind >= -window[0])
             seen[:, k.shape[2] // 64 * 64] = False  # the first key of the block that is not full
             return baseline_for(BF16)(q, k, v, mask=seen)
         return baseline_for(BF16)(q, k, v, window=window)

@@ -54,12 +54,8 @@ class Group:
 
 def _refuse_unlike(dialect: Dialect) -> None:
     """Raise Unfit where gradients are not of one group of heads, or not of the tensors as they are named."""
-    if (
-        dialect.sources
-        or dialect.roles
-        or dialect.softmax.startswith("over_")
-        or dialect.heads not in ("", "interleaved")
-    ):
+    exchanged = dialect.sources or dialect.roles or dialect.heads not in ("", "interleaved")
+    if exchanged or dialect.softmax.startswith("over_"):
         raise Unfit("not computed where tensors are exchanged, heads reversed, or the softmax is not over keys")
     if dialect.layout not in ("", *LAYOUTS) and not dialect.layout.startswith(FLAT):
         raise Unfit("not computed where a tensor was read with wrong strides")
@@ -142,6 +138,13 @@ def before_the_sum(rows: Rows, fmt: Format | None = None) -> tuple[Tensor, Tenso
         rows = replace(rows, products=rows.products + (fmt(products) - products))
     P = torch.exp(scores(rows) - lse.where(lse.isfinite(), 0.0))
     return rows.dialect.factor * (P @ rows.v), P.sum(-1)
+
+
+def bent_again(rows: Rows, times: int) -> tuple[Tensor, Tensor]:
+    """Attention and its log-sum-exp, in whose gradients the softcap's slope counts so many times: once is right."""
+    slope, products = _bent(rows).detach().clamp(min=1e-12), rows.products.detach()
+    rows = replace(rows, products=products + (rows.products - products) * slope ** (times - 1))
+    return attend(rows), log_sum_exp(rows)
 
 
 def along_delta(rows: Rows) -> Tensor:

@@ -18,6 +18,7 @@ from attention_check.conventions.derivatives import (
     Spread,
     along_delta,
     before_the_sum,
+    bent_again,
     deltas,
     gradients,
     of_rows,
@@ -192,15 +193,23 @@ def _other_gradients(
     def of(rows: Rows = group.rows, dO: Tensor = group.dO) -> Tensor:
         return gradients(rows, dO, group.dlse)[name]
 
+    heads = group.dO.shape[1]  # that share keys
     factor = ((x * values[name]).sum() / values[name].square().sum().clamp(min=1e-300)).item()
     if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
         scale = group.rows.scale if name != "dv" else 1.0
-        known = {"unscaled": 1 / scale, "scaled_twice": scale}
+        known = {"unscaled": 1 / scale, "scaled_twice": scale, "mean_of_heads": 1.0 if name == "dq" else 1 / heads}
         change = next((key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)), "factor")
         yield change, x, factor * values[name], dict(factor=factor)
     other = {"dq": "dk", "dk": "dq"}.get(name, "")
     if other and values[other].shape == x.shape:
         yield "of_the_other", x, values[other], {}
+    if (other := {"dk": "dv", "dv": "dk"}.get(name)) and values[other].shape == x.shape:
+        yield "exchanged", x, values[other], {}
+    for head in range(heads if heads > 1 and name != "dq" and group.dlse is None else 0):
+        yield "of_one_head", x, of(dO=group.dO * (torch.arange(heads) == head)[:, None, None]), {}
+    for times in (0, 2) if group.rows.softcap is not None and name != "dv" else ():
+        bent = gradients(group.rows, group.dO, group.dlse, partial(bent_again, times=times))[name]
+        yield f"softcap_{times}", x, bent, {}
     if group.dlse is not None and name != "dv":
         yield "without_dlse", x, gradients(group.rows, group.dO)[name], {}
     if group.rows.dialect.is_standard:
