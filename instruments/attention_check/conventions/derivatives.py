@@ -142,7 +142,7 @@ def before_the_sum(rows: Rows, fmt: Format | None = None) -> tuple[Tensor, Tenso
 
 def bent_again(rows: Rows, times: int) -> tuple[Tensor, Tensor]:
     """Attention and its log-sum-exp, in whose gradients the softcap's slope counts so many times: once is right."""
-    slope, products = _bent(rows).detach().clamp(min=1e-12), rows.products.detach()
+    slope, products = torch.as_tensor(_bent(rows)).detach().clamp(min=1e-12), rows.products.detach()
     rows = replace(rows, products=products + (rows.products - products) * slope ** (times - 1))
     return attend(rows), log_sum_exp(rows)
 
