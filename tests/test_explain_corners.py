@@ -149,6 +149,18 @@ def test_heads_in_another_order():
     assert "in the order 1, 2, 3, 0, 4, 6, 5, 7" in "".join(lines(found))
 
 
+def test_wrong_features_chunks_and_keys_of_zeros():
+    q, k, v = drawn(1, 2, 200, 80)
+    at, filled = torch.arange(200) // 64, (torch.arange(200) < 192)[:, None]
+    found = fa_lib.explain(q, k, v, sdpa(q, k, v) * (torch.arange(80) < 64))
+    assert found.where.features == ((64, 79),) and found.where.share == 1
+    found = fa_lib.explain(q, k, v, sdpa(q, k * (torch.arange(80) < 64), v))
+    assert (found.verdict, found.dialect) == (Verdict.BUG, dict(roles="first_64"))
+    found = fa_lib.explain(q, k, v, sdpa(q, k, v, attn_mask=(at[:, None] == at).tril()), causal=True)
+    assert (found.verdict, found.dialect) == (Verdict.CONVENTION, dict(causal="chunks_of_64"))
+    assert fa_lib.explain(q, k, v, sdpa(q, k * filled, v * filled)).tiles.rule == "zeros"
+
+
 def test_what_was_not_judged_has_an_exit_code(tmp_path):
     q, k, v = drawn(1, 2, 64, 32)
     torch.save(dict(q=q, k=k, v=v, o=sdpa(q, k, v), dq=q), tmp_path / "call.pt")

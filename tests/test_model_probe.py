@@ -209,18 +209,6 @@ def test_the_mask_of_the_worst_call_is_saved_and_nothing_when_writing_fails(tmp_
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_model_set_to_sdpa_is_seen_with_its_mask():
-    model, mask = decoder("eager"), dict(attention_mask=PADDED)
-    with pytest.warns(UserWarning, match=r"^Probe: no scaled_dot_product"), Probe():
-        model(IDS, **mask)
-    model.set_attn_implementation("sdpa")
-    with torch.no_grad():
-        with Probe() as probe:
-            seen = model(IDS, **mask).logits
-        assert probe.calls == 3 and set(probe.table.hidden) == {40} and set(probe.table.layer.str[-9:]) == {"self_attn"}
-        assert torch.equal(seen, model(IDS, **mask).logits) and not torch.equal(seen, model(IDS).logits)
-
-
 @pytest.mark.parametrize("padded", [False, True])
 def test_every_token_that_is_generated_is_a_step(padded):
     model = decoder().eval()

@@ -89,7 +89,7 @@ OPTIONS = {  # what is asked -> a kernel that takes it and does something else, 
     "sinks_gradient": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), "other"),
     "v_dim_128": (
         lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "factor=2"),
-    "head_dim": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "other"),
+    "head_dim": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "roles_first_64+scale_one"),
 }  # fmt: skip
 
 

@@ -111,6 +111,7 @@ _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it dif
 _of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
 LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
 TILES = (16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
+CHUNKS = (*(2**i for i in range(4, 14)),)  # keys of a chunk
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -202,6 +203,8 @@ CONVENTIONS = (
     Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
     *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the "
                  "rest of their own tile", FAULT, lambda call, keys=keys: call.k.shape[2] > keys) for keys in TILES),
+    *(Convention("causal", f"chunks_of_{keys}", f"with a causal mask within chunks of {keys} keys",
+                 fits=lambda call, keys=keys: call.k.shape[2] > keys and call.q.shape[2] > 1) for keys in CHUNKS),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
@@ -217,6 +220,8 @@ CONVENTIONS = (
     Convention("roles", "negative", "with the opposite sign of its scores", FAULT),
     Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT),
     Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT),
+    *(Convention("roles", f"first_{d}", f"with scores of the first {d} features alone", FAULT,
+                 lambda call, d=d: d < call.q.shape[-1] != 2 * d) for d in (16, 32, 64, 96, 128)),
     Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
 )  # fmt: skip
 BY_CHOICE = {(each.aspect, each.choice): each for each in CONVENTIONS}

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows
@@ -173,6 +174,8 @@ def _laid_out(call, layout, roles):
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
     if roles in VALUES:
         v = VALUES[roles](v)
+    if roles.removeprefix("first_").isdigit():
+        q = F.pad(q[..., : (of := int(roles.removeprefix("first_")))], (0, max(q.shape[-1] - of, 0)))
     if roles in KEYS:
         k = k.roll(KEYS[roles], -2)
     if roles in QUERIES:
@@ -236,6 +239,9 @@ def _added(options, reading, places, shape):
         size = int(causal.removeprefix("tiles_of_"))
         near &= keys < (own // size + 1) * size
         causal = "none"
+    if causal.startswith("chunks_of_"):
+        size, causal = int(causal.removeprefix("chunks_of_")), "bottom_right"
+        near &= keys >= own // size * size
     near &= {
         "none": near, "bottom_right": distance <= 0, "top_left": keys <= rows[:, None], "strict": distance < 0,
         "one_later": distance <= 1, "reversed": distance >= 0,

@@ -31,6 +31,7 @@ class Rule(StrEnum):
     BEFORE_MASK = "before_mask"  # that factor is the share of the weights that the mask leaves
     PAGE = "page"  # some tiles are missing, and as many count twice
     MISSING = "missing"  # some are missing, the others right
+    ZEROS = "zeros"  # some are missing, and count in the row sum with scores of 0
     MAXIMUM = "maximum"  # exp(m - m_t), m_t the maximum up to tile t
     EQUAL = "equal"  # each tile counts as much as another one, whatever its log-sum-exp
     BASE_2 = "base_2"  # exp(L) of a tile taken as 2^L
@@ -130,7 +131,7 @@ def _rule(rows, size, times, near, off, counted):
     rest = ((times - others).abs() < near * others) | ~(off | gone)
     if gone.any() and _in_most((gone | twice | rest).all(-1)):
         if _in_most(~twice.any(-1)):
-            return Rule.MISSING, gone
+            return (Rule.ZEROS if _zeros(S.split(size, -1), gone, others[:, 0]) else Rule.MISSING), gone
         if _in_most(gone.sum(-1) == twice.sum(-1)):
             return Rule.PAGE, gone | twice
     parts = S.split(size, -1)
@@ -141,6 +142,15 @@ def _rule(rows, size, times, near, off, counted):
         if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
             return rule, off
     return Rule.OTHER, off
+
+
+def _zeros(parts, gone, others):
+    """Whether the other tiles' factors are nearer to those beside keys of zeros than to those without these keys."""
+    L = torch.stack([part.logsumexp(-1) for part in parts], -1)  # (rows, tiles)
+    of_all, keys = L.logsumexp(-1), torch.stack([part.isfinite().sum(-1) for part in parts], -1)
+    left = 1 - ((L - of_all[:, None]).exp() * gone).sum(-1)  # of the row sum
+    zeros = (keys * gone).sum(-1) * (-of_all).exp()
+    return ((others * (left + zeros) - 1).abs().median() < (others * left - 1).abs().median()).item()
 
 
 def _in_most(rows):

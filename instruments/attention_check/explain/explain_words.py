@@ -53,6 +53,7 @@ TILES = {  # of a Rule -> what is wrong
     Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
     Rule.PAGE: "some pages of {size} keys are taken twice, in place of others",
     Rule.MISSING: "tiles of {size} keys are missing",
+    Rule.ZEROS: "tiles of {size} keys are zeros: they count in the row sum, and have no values",
     Rule.MAXIMUM: "its tiles of {size} keys are not rescaled where a later one raises the maximum",
     Rule.EQUAL: "parts of {size} keys are merged without their log-sum-exp: each counts alike",
     Rule.BASE_2: "parts of {size} keys are merged by 2 to the power of their natural log-sum-exp",

@@ -18,6 +18,7 @@ from attention_check.conventions.search import (  # fmt: skip
     NEAR,
     PART,
     UNITS,
+    FiniteMask,
     Fit,
     fit,
     search,
@@ -139,6 +140,8 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
             return Distance.of(call, dialect).explained(Verdict.BUG, believed, tiles=tiles, where=where)
         if share := dropped(call.rows(dialect)):
             return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
+    if outcome and (features := _wrong_features(outcome)):
+        return outcome.explained(Verdict.BUG, believed, where=features)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
     # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
     tried = [numbers] if right >= PART or outcome is None else []
@@ -161,6 +164,18 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     keys, features = numbers.rows.v.shape[-2:]
     short = features if where is None and keys > features else 0
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
+
+
+def _wrong_features(numbers: Distance) -> WrongRegions | None:
+    """Where an output is wrong, if that is in some features of all rows, and the others are right."""
+    rows, golden = numbers.rows, attend(numbers.rows)
+    counted = FiniteMask.of(rows, golden).counted
+    error, size = ((x[counted] ** 2).mean(0) for x in (rows.o - golden, golden))  # (d_v,)
+    wrong = (error / size.mean().clamp(min=1e-300)).sqrt() > UNLIKE * numbers.rounding
+    if not wrong.any() or wrong.double().mean() > 1 - PART:
+        return None
+    where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+    return where if where.features else None
 
 
 def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
