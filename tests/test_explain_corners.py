@@ -153,11 +153,11 @@ def test_wrong_features_chunks_and_keys_of_zeros():
     q, k, v = drawn(1, 2, 200, 80)
     at, filled = torch.arange(200) // 64, (torch.arange(200) < 192)[:, None]
     found = fa_lib.explain(q, k, v, sdpa(q, k, v) * (torch.arange(80) < 64))
-    assert found.where.features == ((64, 79),) and found.where.share == 1
+    assert found.where.features == ((64, 79),) and not found.where.heads
     found = fa_lib.explain(q, k, v, sdpa(q, k * (torch.arange(80) < 64), v))
     assert (found.verdict, found.dialect) == (Verdict.BUG, dict(roles="first_64"))
     found = fa_lib.explain(q, k, v, sdpa(q, k, v, attn_mask=(at[:, None] == at).tril()), causal=True)
-    assert (found.verdict, found.dialect) == (Verdict.CONVENTION, dict(causal="chunks_of_64"))
+    assert (found.verdict, found.dialect) == (Verdict.BUG, dict(causal="chunks_of_64"))
     assert fa_lib.explain(q, k, v, sdpa(q, k * filled, v * filled)).tiles.rule == "zeros"
 
 

@@ -11,6 +11,7 @@ from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16
 
+PAGE = ROOT / "docs" / "reference" / "checks.md"
 SHAPES = ("as many", "off the tiles", "fewer", "more", "one")  # queries, beside keys
 
 
@@ -38,8 +39,7 @@ def seen_calls():
 
 
 def test_the_page_lists_the_calls_that_a_kernel_sees():
-    page = (ROOT / "docs" / "reference" / "checks.md").read_text()
-    table = re.search(r"\| option \| (.*) \|\n\|[-| ]*\n((?:\|.*\n)*)", page)
+    table = re.search(r"\| option \| (.*) \|\n\|[-| ]*\n((?:\|.*\n)*)", PAGE.read_text())
     assert tuple(table[1].split(" | ")) == SHAPES
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2].splitlines()]
     cells = {(option, shape): cell for option, *found in rows for shape, cell in zip(SHAPES, found, strict=True)}
@@ -47,17 +47,17 @@ def test_the_page_lists_the_calls_that_a_kernel_sees():
 
 
 def test_a_row_that_lacks_one_key_is_wrong_and_a_cache_of_four_bits_is_not():
-    def lacks_a_key(q, k, v, window=None):
-        if window and k.shape[2] % 64:
-            behind = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
-            seen = (behind <= window[1]) & (behind >= -window[0])
-            seen[:, k.shape[2] // 64 * 64] = False  # the first key of the block that is not full
-            return baseline_for(BF16)(q, k, v, mask=seen)
-        return baseline_for(BF16)(q, k, v, window=window)
+    def lacks_a_key(q, k, v, causal: bool = False, window=None):
+        (left, right), n = window or (k.shape[2], 0), k.shape[2]
+        if n % 64 == 0 or not (causal or window):
+            return baseline_for(BF16)(q, k, v, causal=causal, window=window)
+        behind = torch.arange(n) - torch.arange(q.shape[2])[:, None] - n + q.shape[2]
+        seen = (behind <= right) & (behind >= -left)
+        seen[:, n // 64 * 64] = False  # the first key of the block that is not full
+        return baseline_for(BF16)(q, k, v, mask=seen)
 
-    def four_bits(q, k, v):
-        return baseline_for(BF16)(q, *(q4_0(x.double()).to(x.dtype) for x in (k, v)))
-
+    low = lambda x: q4_0(x.double()).to(x.dtype)  # noqa: E731
     wrong = {row["asked"] for row in contract(lacks_a_key) if row["outcome"] == "wrong"}
-    assert wrong == {"window_length_203", "window_first"}
-    assert {row["outcome"] for row in contract(four_bits)} <= {"answered", "refused"}
+    assert wrong == {"causal_length_203", "window_length_203", "window_first"}
+    rows = contract(lambda q, k, v: baseline_for(BF16)(q, low(k), low(v)))
+    assert {row["outcome"] for row in rows} <= {"answered", "refused"}

@@ -105,13 +105,18 @@ def _flat(features):
     return fits
 
 
+def _in_chunks(keys):
+    """Whether rows are in several chunks of so many keys."""
+    return lambda call: (call.k.shape[2] - call.q.shape[2]) // keys < (call.k.shape[2] - 1) // keys
+
+
 FAULT = True
 _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda mask: mask.dtype != torch.bool)
 _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
 _of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
 LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
 TILES = (16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
-CHUNKS = (*(2**i for i in range(4, 14)),)  # keys of a chunk
+CHUNKS, LOST = (*(2**i for i in range(4, 14)),), 256  # keys of a chunk; so few are a tile
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -203,8 +208,9 @@ CONVENTIONS = (
     Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
     *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the "
                  "rest of their own tile", FAULT, lambda call, keys=keys: call.k.shape[2] > keys) for keys in TILES),
-    *(Convention("causal", f"chunks_of_{keys}", f"with a causal mask within chunks of {keys} keys",
-                 fits=lambda call, keys=keys: call.k.shape[2] > keys and call.q.shape[2] > 1) for keys in CHUNKS),
+    *(Convention("causal", f"chunks_of_{keys}", f"with a causal mask within chunks of {keys} keys"
+                 + ", as if tiles before a row's own were lost" * (keys <= LOST), keys <= LOST, _in_chunks(keys))
+      for keys in CHUNKS),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
@@ -215,8 +221,8 @@ CONVENTIONS = (
     Convention("roles", "q_and_v_swapped", "with q and v exchanged", FAULT),
     Convention("roles", "v_one_later", "with each value that of the key before", FAULT),
     Convention("roles", "v_one_earlier", "with each value that of the key behind", FAULT),
-    Convention("roles", "k_one_later", "with each key that of the one before, and its own value", FAULT),
-    Convention("roles", "k_one_earlier", "with each key that of the one behind, and its own value", FAULT),
+    Convention("roles", "k_one_later", "with each key replaced by the one before, and values as they are", FAULT),
+    Convention("roles", "k_one_earlier", "with each key replaced by the one behind, and values as they are", FAULT),
     Convention("roles", "negative", "with the opposite sign of its scores", FAULT),
     Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT),
     Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT),

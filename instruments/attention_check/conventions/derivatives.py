@@ -141,9 +141,13 @@ def before_the_sum(rows: Rows, fmt: Format | None = None) -> tuple[Tensor, Tenso
 
 
 def bent_again(rows: Rows, times: int) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp, in whose gradients the softcap's slope counts so many times: once is right."""
-    slope, products = torch.as_tensor(_bent(rows)).detach().clamp(min=1e-12), rows.products.detach()
-    rows = replace(rows, products=products + (rows.products - products) * slope ** (times - 1))
+    """Attention with a softcap and its log-sum-exp, in whose gradients the softcap's slope counts so many times: once
+    is right."""
+    assert rows.softcap is not None
+    products, slope = rows.products.detach(), _bent(rows)
+    capped = rows.softcap * torch.tanh(products * rows.scale / rows.softcap) / rows.scale
+    bent = capped + (rows.products - products) * slope**times
+    rows = replace(rows, softcap=None, products=bent)
     return attend(rows), log_sum_exp(rows)
 
 

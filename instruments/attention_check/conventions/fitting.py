@@ -19,7 +19,7 @@ LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever 
 FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is tried
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
-SOURCES = 2**23  # heads of q times those of k, times keys: more are not tried with each other
+SOURCES = 2**20  # heads of q times those of k, times keys: more are not tried with each other
 BASES = 3  # dialects, the nearest, beside which numbers are fitted
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
@@ -350,7 +350,7 @@ def own_sources(call: CapturedCall, base: Dialect) -> Dialect:
     """The dialect in which each head of q takes the k and v, of any entry and head, that bring its output nearest."""
     (batch, heads), of = call.q.shape[:2], call.k.shape[:2]
     reader, places = Reader(call, (batch, heads, LEAST[2])), [*product(*map(range, of))]
-    if base.layout or base.heads or len(places) * batch * heads * call.k.shape[2] > SOURCES:
+    if base.layout or len(base.changes()) > 1 or base.heads or len(places) * batch * heads * call.k.shape[2] > SOURCES:
         return base
     errors = []
     for place in places:
@@ -358,10 +358,12 @@ def own_sources(call: CapturedCall, base: Dialect) -> Dialect:
         if rows.o.shape[:2] != (batch, heads):
             return base
         errors.append((attend(rows) - rows.o).nan_to_num(0.0).square().sum((2, 3)))  # (batch, heads)
-    nearest = torch.stack(errors).argmin(0).tolist()
-    sources = tuple(tuple(places[i] for i in row) for row in nearest)
-    own = tuple(tuple((entry, head * of[1] // heads) for head in range(heads)) for entry in range(batch))
-    return replace(base, sources=sources) if sources != own else base
+    errors, own = torch.stack(errors), [[entry * of[1] + head * of[1] // heads for head in range(heads)]
+                                        for entry in range(batch)]  # fmt: skip
+    believed = torch.tensor(own)
+    alike = errors.gather(0, believed[None])[0] <= errors.amin(0) * (1 + 1e-6)  # heads may hold the same k and v
+    nearest = believed.where(alike, errors.argmin(0)).tolist()
+    return replace(base, sources=tuple(tuple(places[i] for i in row) for row in nearest)) if nearest != own else base
 
 
 def _narrow(rows):

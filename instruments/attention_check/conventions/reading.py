@@ -149,7 +149,7 @@ class Reader:
         of_key, of_entry = 0 * of_key if heads == "first" else of_key, entries[:, None]
         if sources is not None:
             if (len(sources), len(sources[0])) != shape[:2]:
-                raise Unfit(f"sources: of {len(sources)} entries for {shape[0]}")
+                raise Unfit(f"sources: of {len(sources)} entries of {len(sources[0])} heads for {shape[:2]}")
             of_entry, of_key = torch.tensor(sources)[of_entry, at].unbind(-1)  # (entries, heads)
         of_output = shape[1] - 1 - at if heads == "reversed" else at
         of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output

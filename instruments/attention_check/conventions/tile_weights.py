@@ -149,8 +149,8 @@ def _zeros(parts, gone, others):
     L = torch.stack([part.logsumexp(-1) for part in parts], -1)  # (rows, tiles)
     of_all, keys = L.logsumexp(-1), torch.stack([part.isfinite().sum(-1) for part in parts], -1)
     left = 1 - ((L - of_all[:, None]).exp() * gone).sum(-1)  # of the row sum
-    zeros = (keys * gone).sum(-1) * (-of_all).exp()
-    return ((others * (left + zeros) - 1).abs().median() < (others * left - 1).abs().median()).item()
+    zeros = ((keys * gone).sum(-1).log() - of_all).exp()
+    return ((others * (left + zeros) - 1).abs().nanmedian() < (others * left - 1).abs().nanmedian()).item()
 
 
 def _in_most(rows):

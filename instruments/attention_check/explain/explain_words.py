@@ -35,7 +35,7 @@ CHANGES = {  # of an OtherOutput -> what it is
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
     "mean_of_heads": "the mean over the query heads that share its keys, where their sum is due",
     "of_one_head": "the gradient of one query head alone, of those that share its keys",
-    "exchanged": "what is due as the other one: dk and dv are exchanged",
+    "exchanged": "the gradient that is due as the other one of dk and dv",
     "softcap_0": "the gradient without the softcap's derivative",
     "softcap_2": "the gradient with the softcap's derivative twice",
     "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",

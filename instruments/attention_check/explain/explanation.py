@@ -13,16 +13,7 @@ from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
-from attention_check.conventions.search import (  # fmt: skip
-    FEW,
-    NEAR,
-    PART,
-    UNITS,
-    FiniteMask,
-    Fit,
-    fit,
-    search,
-)
+from attention_check.conventions.search import FEW, NEAR, PART, UNITS, FiniteMask, Fit, fit, search
 from attention_check.conventions.tile_weights import wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import Distance, Scan, over_bound, scan
@@ -34,6 +25,8 @@ from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
+OUT = 0.05  # of the rows: as many may be right where features of all rows are wrong
+OF_ALL = ("sources", "heads", "alibi")  # aspects that count entries or heads: those of a part are others
 SUSPECTS = 256  # rows of a head, at most, that are looked at again
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
@@ -158,9 +151,9 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
             break
     like = None if is_known else noise(numbers.rows)
     if where is not None and part is None and outcome is numbers:
-        if moved := _right(call, iter([(own_sources(call, Dialect()), 0.0)]), believed):
-            return moved
-        part = _in_part(call, where) if where.heads or where.entries else None
+        part = _elsewhere(call, where, believed)
+        if isinstance(part, Explanation):
+            return part
     keys, features = numbers.rows.v.shape[-2:]
     short = features if where is None and keys > features else 0
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
@@ -170,12 +163,22 @@ def _wrong_features(numbers: Distance) -> WrongRegions | None:
     """Where an output is wrong, if that is in some features of all rows, and the others are right."""
     rows, golden = numbers.rows, attend(numbers.rows)
     counted = FiniteMask.of(rows, golden).counted
-    error, size = ((x[counted] ** 2).mean(0) for x in (rows.o - golden, golden))  # (d_v,)
-    wrong = (error / size.mean().clamp(min=1e-300)).sqrt() > UNLIKE * numbers.rounding
-    if not wrong.any() or wrong.double().mean() > 1 - PART:
+    size = golden[counted].square().mean().sqrt().clamp(min=1e-300)
+    wrong = ((rows.o - golden).abs() > UNLIKE * numbers.rounding * size) & counted[..., None]
+    features = wrong[counted].double().mean(0) > 0.5  # (d_v,)
+    if not features.any() or features.double().mean() > 1 - PART:
         return None
-    where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
-    return where if where.features else None
+    of_rows = wrong[counted][:, features].double().mean(-1) > 0.5  # values near 0 are near a wrong 0
+    where = wrong_regions(wrong, rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+    return where if where.features and of_rows.double().mean() > 1 - OUT else None
+
+
+def _elsewhere(call: CapturedCall, where: WrongRegions, believed: float) -> Explanation | dict[str, Any] | None:
+    """Of an output that is attention but for some entries or heads: what it is if these take other k and v; else the
+    changes in which they are right."""
+    dialect = own_sources(call, Dialect())
+    moved = _right(call, iter([(dialect, 0.0)]), believed) if dialect.changes() else None
+    return moved or (_in_part(call, where) if where.heads or where.entries else None)
 
 
 def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
@@ -193,7 +196,9 @@ def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
     q, o, k, v = (x[entries][:, of] for x, of in ((call.q, heads), (call.o, heads), (call.k, of_k), (call.v, of_k)))
     own = replace(call, q=q, k=k, v=v, o=o, options=options)
     found = _right(own, holding(own, search(own)), 0.0)
-    return found.dialect or None if found and found.where is None else None
+    if found is None or found.where is not None or not found.dialect.keys().isdisjoint(OF_ALL):
+        return None
+    return found.dialect or None
 
 
 def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Explanation | None:
@@ -216,7 +221,9 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
     if wrong.any():
         where, part = _located(call, found, wrong, numbers, [])
         if where is not None and part is None and not numbers.rows.dialect.changes():
-            part = _in_part(call, where) if where.heads or where.entries else None
+            part = _elsewhere(call, where, believed)
+            if isinstance(part, Explanation):
+                return part
         return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 

@@ -198,8 +198,8 @@ def _other_gradients(
     if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
         scale = group.rows.scale if name != "dv" else 1.0
         known = {"unscaled": 1 / scale, "scaled_twice": scale, "mean_of_heads": 1.0 if name == "dq" else 1 / heads}
-        change = next((key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)), "factor")
-        yield change, x, factor * values[name], dict(factor=factor)
+        like = [key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)]
+        yield like[0] if len(like) == 1 else "factor", x, factor * values[name], dict(factor=factor)
     other = {"dq": "dk", "dk": "dq"}.get(name, "")
     if other and values[other].shape == x.shape:
         yield "of_the_other", x, values[other], {}
@@ -207,7 +207,8 @@ def _other_gradients(
         yield "exchanged", x, values[other], {}
     for head in range(heads if heads > 1 and name != "dq" and group.dlse is None else 0):
         yield "of_one_head", x, of(dO=group.dO * (torch.arange(heads) == head)[:, None, None]), {}
-    for times in (0, 2) if group.rows.softcap is not None and name != "dv" else ():
+    is_capped = group.rows.softcap is not None and group.rows.dialect.is_standard
+    for times in (0, 2) if is_capped and name != "dv" else ():
         bent = gradients(group.rows, group.dO, group.dlse, partial(bent_again, times=times))[name]
         yield f"softcap_{times}", x, bent, {}
     if group.dlse is not None and name != "dv":

@@ -46,7 +46,8 @@ OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
 ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
 NAMED, BY_DEFAULT = "named", "causal_by_default"
 UNNAMED = ("gqa", "v_dim_128", "v_dim_512", "boolean_mask_batch")  # no parameter says that a kernel takes these
-AWAY, TIMES = 0.05, 4  # of other calls than the first: beyond both, as a distance and over the first's, it is wrong
+AWAY, TIMES, TIMES_ROW = 0.05, 4, 6  # of a gradient and of a row of an answer: beyond that, and so many times as far
+MOST_AWAY = 0.4  # as the first call's, it is wrong; a gradient also beyond this
 
 
 def contract(
@@ -149,7 +150,7 @@ class _Asker:
                 if fmt in (FP32, FP64):
                     over = off / (wrong_answers.distance(sequential(q, k, v, **options), golden) or math.ulp(1.0))
             elif off <= limit:  # of 400 keys one that is missing makes 5 % of a row
-                off, limit = _furthest_row(answer.output, golden), max(AWAY, TIMES * self.distances[fmt])
+                off, limit = _furthest_row(answer.output, golden), max(AWAY, TIMES_ROW * self.distances[fmt])
             if off > limit:
                 outcome, note = _compared(CapturedCall(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
@@ -174,13 +175,14 @@ class _Asker:
     def ask_gradients(self, fmt: Format) -> Outcome:
         """Whether it has gradients, all of them finite."""
         q, k, v = (x.requires_grad_() for x in self._inputs(fmt, (1, 2, 256, self.head_dim)))
+        dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
         try:
-            grads = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v).float().sum(), (q, k, v))
+            grads = gradients(with_kernel_errors(self.fn)(q, k, v), (q, k, v), dO)
         except KernelError as error:
             return self.failed(GRADIENTS, error)
         if not all(map(finite, grads)):
             return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
-        due = _golden_gradients(q, k, v, self.options, torch.ones_like(q, dtype=torch.float64))
+        due = _golden_gradients(q, k, v, self.options, dO)
         self.gradients_off = max(map(wrong_answers.distance, grads, due))
         return self.row(GRADIENTS)
 
@@ -293,7 +295,8 @@ def _typed(fn):
 def _compared(call, limit):
     """Outcome and note of an answer of the right shape, an CapturedCall, whose distance from attention's is above a
     limit."""
-    if call.options.get("causal") and wrong_answers.residual(call, Dialect(causal="top_left")) <= limit:
+    uneven = call.q.shape[2] != call.k.shape[2]  # else the alignments are one
+    if uneven and call.options.get("causal") and wrong_answers.residual(call, Dialect(causal="top_left")) <= limit:
         return Outcome.ANSWERED, "top_left"
     return Outcome.WRONG, wrong_answers.diagnose(call)
 
@@ -314,7 +317,7 @@ def _other_forms(q, k, options):
 
 def _limit(own):
     """Of a distance, where a kernel's own is known of another call."""
-    return min(wrong_answers.FAR, max(AWAY, TIMES * own))
+    return min(MOST_AWAY, max(AWAY, TIMES * own))
 
 
 def _furthest_row(o, golden):
