@@ -315,6 +315,8 @@ def test_calls_with_dropout_are_counted_and_not_compared():
         model.eval()(IDS)
     assert probe.skipped == {("all", Why.DROPOUT): 3}
     assert probe.calls == 6 and set(probe.table.step) == {1}
+    with pytest.warns(UserWarning, match=r"^Probe: no scaled_dot_product"), Probe():  # which no Probe sees
+        decoder("eager")(IDS)
 
 
 def test_what_a_kernel_refuses_is_counted_and_the_rest_compared():

@@ -18,14 +18,13 @@ from attention_check.conventions.tile_weights import wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import Distance, Scan, over_bound, scan
 from attention_check.explain.dropout import dropped, noise
-from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, wrong_regions
+from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
 from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
 from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
-OUT = 0.05  # of the rows: as many may be right where features of all rows are wrong
 OF_ALL = ("sources", "heads", "alibi")  # aspects that count entries or heads: those of a part are others
 SUSPECTS = 256  # rows of a head, at most, that are looked at again
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
