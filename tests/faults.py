@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -72,7 +73,9 @@ class Victim:
 
     def begin(self, folder):
         """Its processes."""
-        env = os.environ | dict(PYTHONPATH=f"{folder}:{ROOT}", TQDM_DISABLE="1", PAUSE="0.04", OMP_NUM_THREADS="1")
+        env = os.environ | dict(
+            PYTHONPATH=f"{folder}:{ROOT}", TQDM_DISABLE="1", PYTHONFAULTHANDLER="1", PAUSE="0.04", OMP_NUM_THREADS="1"
+        )
         for number in range(self.at_once):
             words = [sys.executable, *self.words.replace("#", str(number)).split()]
             with open(folder / f"said{number}", "w") as said:
@@ -105,7 +108,12 @@ class Victim:
                 with suppress(psutil.NoSuchProcess):
                     each.kill()
             self.kills += 1
-            process.wait(SLOW_S)
+            try:
+                process.wait(SLOW_S)
+            except psutil.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)  # it prints where its threads are
+                process.wait(SLOW_S)
+                raise AssertionError(f"it hangs: {(folder / 'said0').read_text()}") from None
             wait_until(lambda: not {*below} & running(), seconds=30)
 
 

@@ -253,20 +253,22 @@ def inverted_mask(fn: Callable) -> Callable:
 
 
 def one_query(fn: Callable) -> Callable:
-    """Adapt a kernel that takes one query a call, as in decoding: it gets one after the other, under a causal mask with
-    the keys up to its own. Refused: a window, gradients, and a query that sees no key."""
+    """Adapt a kernel that takes one query a call, as in decoding: it gets one after the other, with the keys up to the
+    last that this may see, and of a window its left side. Refused: gradients, and a query that sees no key."""
 
     @wraps(fn)
     def kernel(q, k, v, causal: bool = False, mask: Tensor | None = None, **options: Any):
-        if options.get("window") is not None:
-            raise NotImplementedError("a window, of one query at a time")
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             raise NotImplementedError("gradients, of one query at a time")
         (n_q, n_kv), outputs = (q.shape[2], k.shape[2]), []
+        left, right = options.pop("window", None) or (None, None)
         for i in range(n_q):
-            keys = n_kv - n_q + i + 1 if causal else n_kv
+            own = n_kv - n_q + i  # the key of the query's place
+            keys = min(n_kv, n_kv if right is None and not causal else own + 1 + (0 if causal else right))
             if keys < 1:
-                raise NotImplementedError("causal: a query would see no key")
+                raise NotImplementedError("a query would see no key")
+            if left is not None:
+                options["window"] = (left + keys - 1 - own, 0)
             parts = (_part(q, slice(i, i + 1)), _part(k, slice(keys)), _part(v, slice(keys)))
             if mask is not None:
                 options["mask"] = mask[..., i : i + 1, :keys] if mask.shape[-2] > 1 else mask[..., :keys]

@@ -1,7 +1,6 @@
 """The checks of captured tensors and of a model from start to end: measure, judge, write the page."""
 
 import importlib
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -10,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from attention_check.explain.explain import explain_call
+from attention_check.explain.explain import read as explain_read
 from attention_check.isolation.isolated_kernel import all_isolated, conduct
 from attention_check.judge.captured import judge_model, judge_tensors
 from attention_check.measure import captured
@@ -79,7 +80,10 @@ def check_tensors(
             behaved = conduct(judged)
     keys = tuple(answers)
     found = replace(examine_tensors(q, k, v, options, answers, keys[0]), gradients=back, conduct=behaved)
-    judgement = judge_tensors(keys, found, held.about)
+    explained = explain_call(explain_read(path, reading)["o"]) if judged == RAN else None
+    if explained is not None:
+        held.about.pop("beside", None)
+    judgement = judge_tensors(keys, found, held.about, explained)
     where = place(held.about) if "layer" in held.about else "not told by the file"
     about = {"File": Path(path).name, "Kernel": named(keys[0]), "Captured at": where} | circumstances(device)
     stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
@@ -90,9 +94,8 @@ def check_tensors(
         | asdict(reading)
         | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
     )
-    finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in found.changes.items()}
-    panels = tensors_panels(found.risks, found.deviations, finite)
-    return write_report(files, judgement, tensors_sections(found), panels, found.items(), about, settings)
+    panels = tensors_panels(found.risks, found.deviations)
+    return write_report(files, judgement, tensors_sections(found, explained), panels, found.items(), about, settings)
 
 
 def check_model(

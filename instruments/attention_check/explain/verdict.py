@@ -162,9 +162,15 @@ class Explanation:
         return "\n".join(lines(self))
 
     @property
+    def verdicts(self) -> list[tuple[str, Verdict, float | None]]:
+        """Of the output, its log-sum-exp and its gradients: name, verdict, the largest error over its bound."""
+        others = [(each.name, each.verdict, each.times) for each in self.others]
+        return [("o", self.verdict, self.times_bound), *others]
+
+    @property
     def worst(self) -> Verdict:
-        """Of those of the output, its log-sum-exp and its gradients."""
-        return max((each.verdict for each in (self, *self.others)), key=[*Verdict].index)
+        """The worst of `verdicts`."""
+        return max((verdict for _, verdict, _ in self.verdicts), key=[*Verdict].index)
 
     @property
     def is_rounding(self) -> bool:

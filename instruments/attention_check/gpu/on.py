@@ -113,11 +113,9 @@ def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any
         changed = (x != other) & ~(x.isnan() & other.isnan())
         if changed.any():
             count, first = int(changed.sum()), (*changed.nonzero()[0].tolist(),)
-            lines = "".join(f"; {read}" for read in [*reads.values()][:MOST_READS])
-            raise Unwritten(
-                f"returns what memory holds that nobody wrote: {count:,} of {x.numel():,} elements, {first} is the "
-                f"first, depend on whether torch.empty holds NaN or zeros{lines}"
-            )
+            where = "".join(f"; {read}" for read in [*reads.values()][:MOST_READS])
+            where = where or f", {first} is the first, depend on whether torch.empty holds NaN or zeros"
+            raise Unwritten(f"returns what memory holds that nobody wrote: {count:,} of {x.numel():,} elements{where}")
     return result
 
 

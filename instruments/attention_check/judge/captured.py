@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from attention_check.explain.verdict import Explanation
+from attention_check.explain.verdict import Verdict as Explained
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Judgement, Severity, within
 from attention_check.judge.tables import of_bound, of_conduct, wrong_gradients
 from attention_check.measure.captured import FINITE, OVERFLOWS, UNDEFINED
-from attention_check.measure.changes import cheapest
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.measure.wrong_answers import FAR, furthest
 from attention_check.probe.probe import summary
@@ -23,7 +24,8 @@ LITTLE = 0.5  # of rows that see their own key: fewer do not by padding alone
 
 
 def judge_tensors(
-    names: Sequence[str], found: TensorMeasurements, about: Mapping[str, str] | None = None
+    names: Sequence[str], found: TensorMeasurements, about: Mapping[str, str] | None = None,
+    explained: Explanation | None = None,
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
     and its error is not that of another attention. With fewer than FEW rows in FP32, being within its own bound is
@@ -32,9 +34,10 @@ def judge_tensors(
 
     Args:
         names: kernels; the first is judged. about: of the Capture.
+        explained: what the output that was captured is, and what came with it; more than rounding fails.
     """
     about, far = about or {}, found.deviations
-    findings = [*of_conduct(found.conduct)]
+    findings = [*of_conduct(found.conduct), *_of_explanation(explained)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
         bad = rows[rows.outcome != Outcome.ANSWERED]
@@ -59,12 +62,17 @@ def judge_tensors(
     for what, heads in flags(found.risks).items():
         if heads:
             findings.append(Finding(what, Severity.REPORTED, dict(heads=heads)))
-    for base, rows in found.changes.items():
-        best = cheapest(rows) or dict(change=None, times_less=None)
-        where = dict(base=base, change=best["change"])
-        what = "finite_change" if best["times_less"] == math.inf else "change"
-        findings.append(Finding(what, Severity.REPORTED, where, best["times_less"]))
     return Judgement("tensors", names[0], tuple(findings), label_of(names[0]))
+
+
+def _of_explanation(explained):
+    if explained is None:
+        return
+    for tensor, verdict, times in explained.verdicts:
+        severity = Severity.PASSES if verdict == Explained.ROUNDING else Severity.FAILS
+        yield Finding("explained", severity, dict(tensor=tensor, verdict=verdict.name), times, limit=1.0)
+    if explained.not_judged:
+        yield Finding("not_explained", Severity.REPORTED, dict(why=explained.not_judged))
 
 
 def _few(fmt, rows, close):

@@ -132,6 +132,7 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
     Capability(Call(CAUSAL_ONE, 1, 256, options=dict(causal=True))),
     Capability(Call("gqa", 256, 256, heads=4)),
     *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),
+    Capability(Call("window_left", 256, 256, options=dict(window=(4, 0)))),  # fewer keys than a kernel may have parts
     _two("gqa", OFF_TILES, 203, 203, heads=4),
     *(_two(key, OFF_TILES, 203, 203, **option) for key, option in _options(203).items()),
     Capability(Call("boolean_mask_first", 64, 1300, options=dict(mask=_hidden_first(False))), ("boolean_mask",)),

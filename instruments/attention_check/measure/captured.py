@@ -1,5 +1,4 @@
-"""Captured Q, K, V: how risky each head is, how far kernels and their gradients are on it, and the
-cheapest change that helps."""
+"""Captured Q, K, V: how risky each head is, and how far kernels and their gradients are on it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from attention_check.isolation.calls import Answer, KernelError, call_kernel, nonfinite, with_kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.changes import by_head
 from attention_check.measure.measurements import RAN, ROUNDED
 from attention_check.measure.reference_cache import BIASED, draw_inputs
 from attention_check.probe.capture import AS_IT_IS, captured
@@ -48,6 +46,12 @@ def read(path: str | Path, reading: Reading = AS_IT_IS) -> tuple[torch.Tensor, t
     """
     capture = captured(path, reading)
     return capture.q, capture.k, capture.v, capture.options
+
+
+def by_head(x: Tensor) -> Tensor:
+    """(heads, batch * rows, features) of (batch, heads, rows, features), whatever dimensions lead."""
+    x = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
+    return x.transpose(0, 1).flatten(1, 2)
 
 
 def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict]:

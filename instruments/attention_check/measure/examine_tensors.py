@@ -9,7 +9,6 @@ from torch import Tensor
 from attention_check.isolation.calls import Answer
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.captured import deviations, risks
-from attention_check.measure.changes import CARRIES, changes
 from attention_check.measure.closeness import closeness
 from attention_check.measure.measurements import TensorMeasurements
 
@@ -28,6 +27,5 @@ def examine_tensors(
     return TensorMeasurements(
         deviations=pd.DataFrame(deviations(q, k, v, options, answers)),
         risks=pd.DataFrame(risks(q, k, v, options)),
-        changes={base: changes(q, k, v, options, base) for base in CARRIES},
         bound=pd.DataFrame(closeness(own.output, q, k, v, options) if own.outcome == Outcome.ANSWERED else []),
     )

@@ -1,6 +1,6 @@
 """What was measured of a kernel, or on captured tensors: a table for each question, which `judge` reads."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 import pandas as pd
@@ -74,7 +74,6 @@ class TensorMeasurements(_Tables):
     Attributes:
         deviations: errors of each kernel, head by head: rows of `captured.deviations`.
         risks: how risky each head is: rows of `captured.risks`.
-        changes: what would lower the error: base -> rows of `captured.changes`.
         bound: the judged output beside its own bound: rows of `closeness.closeness`.
         gradients: for the dO that was captured: rows of `captured.gradients`.
         conduct: what the judged kernel did beside its work: rows of `IsolatedKernel.conduct`.
@@ -82,7 +81,6 @@ class TensorMeasurements(_Tables):
 
     deviations: pd.DataFrame = _table()
     risks: pd.DataFrame = _table()
-    changes: Mapping[str, list[dict]] = field(default_factory=dict)
     bound: pd.DataFrame = _table()
     gradients: pd.DataFrame = _table()
     conduct: pd.DataFrame = _table()

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
-from attention_check.measure.changes import BETTER, CHANGES
 from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, panel
 from attention_check.report import sentences
 from attention_check.report.anchors import PICTURES
@@ -30,19 +29,18 @@ MOST = 24  # heads that are drawn
 
 
 @styled
-def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, better: dict, caption: str) -> Figure:
-    """Draw a line for each head: its risks, and the errors of kernels on it; and how much each change would help.
+def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, caption: str) -> Figure:
+    """Draw a line for each head: its risks, and the errors of kernels on it.
 
     Args:
         judgement: of the tensors.
         risky: of `captured.risks`.
         far: of `captured.deviations`.
-        better: base -> rows of `captured.changes`.
         caption: of the figure.
     """
-    drawings, heads = _drawings(risky, far, better)
+    drawings, heads = _drawings(risky, far)
     height = max(4.5, 0.34 * len(heads) + 2.6)
-    figure, axes = plt.subplots(1, 3, figsize=(13.5, height), width_ratios=(1.25, 0.8, 1.1))
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, height), width_ratios=(1.25, 0.8))
     for ax, (key, draw) in zip(axes, drawings.items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
@@ -50,12 +48,12 @@ def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame,
 
 
 @styled
-def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict) -> dict[str, Figure]:
-    """Draw the three panels of `tensors_report` as a figure each, without a title: key of `anchors.PICTURES` ->
+def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame) -> dict[str, Figure]:
+    """Draw the two panels of `tensors_report` as a figure each, without a title: key of `anchors.PICTURES` ->
     figure."""
-    drawings, heads = _drawings(risky, far, better)
+    drawings, heads = _drawings(risky, far)
     height = 0.3 * len(heads) + 1.6
-    sizes = dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
+    sizes = dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)))
     return {key: panel(draw, sizes[key]) for key, draw in drawings.items()}
 
 
@@ -64,7 +62,7 @@ def shortened(risky: pd.DataFrame) -> str:
     return f"The {MOST} heads with the largest errors of {len(risky)}." if len(risky) > MOST else ""
 
 
-def _drawings(risky, far, better):
+def _drawings(risky, far):
     """Make the functions that draw into axes, key -> function; and list the heads that they draw."""
     answered = far[far.outcome == Outcome.ANSWERED]
     worst = answered.groupby("head").times_max.max().sort_values(ascending=False)
@@ -72,7 +70,6 @@ def _drawings(risky, far, better):
     return {
         "risks": partial(_risks, risky=risky.set_index("head").loc[heads]),
         "errors": partial(_errors, far=answered[answered["head"].isin(heads)], heads=heads),
-        "changes": partial(_changes, better=better),
     }, heads
 
 
@@ -105,19 +102,3 @@ def _errors(ax, far, heads):
     ax.set(xlabel="largest error / Baseline's", ylabel="head")
     ax.grid(axis="y")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=7.5, ncols=2)
-
-
-def _changes(ax, better):
-    changes = {row["change"] for rows in better.values() for row in rows[1:]}
-    names = [key for key in CHANGES if key in changes]  # cheapest first
-    for (base, rows), color, shift in zip(better.items(), (BLUE, RUST), (-0.2, 0.2)):
-        at = [names.index(row["change"]) + shift for row in rows[1:]]
-        factors = [row["times_less"] for row in rows[1:]]
-        bars = ax.barh(at, [x - 1 for x in factors], 0.36, left=1, color=color, label=f"of {base}")
-        ax.bar_label(bars, [f"{x:.1f} ×" if x >= 1 / BETTER else "" for x in factors], fontsize=7, padding=2)
-    ax.axvline(1, color=INK, lw=1)
-    ax.set(xscale="log", yticks=range(len(names)), ylim=(len(names) - 0.5, -0.5))
-    ax.set_yticklabels([f"{CHANGES[key].label}\ncosts {CHANGES[key].cost}" for key in names], fontsize=7)
-    log_ticks(ax.xaxis)
-    ax.set_xlabel("root mean square error, before / after")
-    ax.legend(loc="upper right")

@@ -52,19 +52,14 @@ PICTURES = {
         "The largest error over Baseline's; the line is the rule, at most 2. The bar is the golden value rounded to "
         "the output's format: no kernel does better.",
     ),
-    "changes": Picture(
-        "Which change lowers the error?",
-        "How much smaller each change makes the error of an emulated kernel, the cheapest first; geometric mean over "
-        "heads.",
-    ),
     "layers": Picture(
         "How far is attention, layer by layer?",
         "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
     ),
 }
 SOURCES = {  # findings of captured tensors and of models -> keys of pictures and of tables
-    "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
-    "finite_change": ("better",),
+    "head_error": ("errors", "heads"), "refused": ("errors", "heads"),
+    "explained": ("explained",),
     **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
     "captured_gradients": ("gradients",), "layer_error": ("layers", "by_layer"),

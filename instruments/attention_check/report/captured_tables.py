@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from attention_check.explain.explain_words import groups
+from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.probe.probe import summary
@@ -13,7 +15,6 @@ from attention_check.report.tables import (
     BROKE,
     Section,
     by_bound,
-    by_change,
     by_conduct,
     gravest_first,
     number_text,
@@ -23,17 +24,19 @@ from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
 
 
-def tensors_sections(found: TensorMeasurements) -> list[Section]:
-    """Of captured tensors."""
+def tensors_sections(found: TensorMeasurements, explained: Explanation | None = None) -> list[Section]:
+    """Of captured tensors, and of what is said of the output among them."""
+    said = [] if explained is None else groups(explained)
     return [
+        Section("explained", "What fa-lib explain says", pd.DataFrame([
+            {BROKE: verdict != Verdict.ROUNDING, "verdict": verdict.name if verdict else "not judged",
+             "what it is": " ".join(words)} for verdict, words in said])),
         Section("heads", "How far each kernel is from the golden value", by_kernel(found.deviations),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
         Section("bound", "The judged output and its own bound", by_bound(found.bound)),
         Section("gradients", "Its gradients, for the dO that was captured", by_gradient(found.gradients)),
         Section("conduct", "Side effects of its calls", by_conduct(found.conduct)),
         Section("risky", "How risky each head is", by_head(found.risks)),
-        Section("better", "Which change lowers the error", by_change(found.changes),
-                "Root mean square error, before / after."),
     ]  # fmt: skip
 
 

@@ -41,14 +41,16 @@ def headline(judgement: Judgement) -> Untrusted:
 
 def cause(judgement: Judgement) -> list[Finding]:
     """The findings that the headline gives as the cause of a failure, of one kind, the gravest first; empty where there
-    are none. What fails comes before a rounding that is only reported, and has its error; then WORDINGS' order."""
+    are none. What fails comes before a rounding that is only reported, and has its error, and both before the verdicts
+    of `explain`; then WORDINGS' order."""
     if judgement.verdict != Verdict.FAILS:
         return []
     failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
     rounded = [f for f in judgement.findings if f.severity == Severity.REPORTED and f.what in ROUNDED_BY]
     reported = [f for f in rounded if f.where.get("same", True)]
     causes = [what for what, wording in WORDINGS.items() if wording.because]
-    found = [[f for f in findings if f.what == what] for findings in (failing, reported) for what in causes]
+    measured = [f for f in failing if f.what != "explained"]
+    found = [[f for f in findings if f.what == what] for findings in (measured, reported, failing) for what in causes]
     return next(filter(None, found), [])
 
 

@@ -3,7 +3,6 @@
 A column `breaks`, of truth values, says of which rows the rule is broken, or an answer is at fault.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -11,7 +10,6 @@ import pandas as pd
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.tables import uncounted_breaks
-from attention_check.measure.changes import CHANGES
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
@@ -34,7 +32,7 @@ OUTCOMES = {
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
-    "FP32", "of", "into", "casts", "kernel", "change", "cost", "layer", "model", "what", "detail", "first at",
+    "FP32", "of", "into", "casts", "kernel", "verdict", "what it is", "layer", "model", "what", "detail", "first at",
     "merged in", "gradient", "what has this error",
 )  # fmt: skip
 
@@ -201,15 +199,6 @@ def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
         "times": conduct.times.astype(str), "what": conduct.what, "detail": conduct.detail,
         "first at": conduct["at"].where(~conduct.on_import.astype(bool), "import"),
     })  # fmt: skip
-
-
-def by_change(better: Mapping[str, list[dict]]) -> pd.DataFrame:
-    """base -> rows of `captured.changes`: a line for each change, the cheapest first."""
-    return pd.DataFrame([
-        {"error / with the change": f"{row['times_less']:.2f}", "kernel": base,
-         "change": CHANGES[row["change"]].label, "cost": CHANGES[row["change"]].cost}
-        for base, rows in better.items() for row in rows[1:]
-    ])  # fmt: skip
 
 
 def by_bound(close: pd.DataFrame) -> pd.DataFrame:

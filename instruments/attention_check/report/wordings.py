@@ -8,7 +8,6 @@ from typing import Any
 from attention_check.conventions.conventions import of_keys
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import FIRST
-from attention_check.measure.changes import CHANGES
 from attention_check.measure.contract import BY_DEFAULT
 from attention_check.measure.plan import FEW
 from attention_check.measure.relations import RELATIONS
@@ -246,7 +245,6 @@ VALUES: dict[str, Callable[[Finding, dict], Any]] = {
     "several_side": lambda f, at: _side(at["several"]),
     "sum_name": lambda f, at: SUMS[at["sum"]],
     "tensor_name": lambda f, at: NAMES[at["tensor"]],
-    "the_change": lambda f, at: CHANGES[at["change"]],
     "the_mask": lambda f, at: "" if f.severity == Severity.REPORTED else "pass the mask",
     "the_problem": lambda f, at: at["problem"].rstrip(".:"),
     "times": lambda f, at: times(f)[0],
@@ -343,14 +341,9 @@ def _captured_gradients(f, at):
     return Sentence(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
 
 
-def _change(f, at):
-    if at["change"] is None:
-        return Sentence(f"No change that was tried makes the error of {at['base']} clearly smaller")
-    change = CHANGES[at["change"]]
-    return Sentence(
-        f"The cheapest change that makes the error of {at['base']} smaller: {change.label}",
-        f"{f.number:.1f} × smaller", more=f"It costs {change.cost}.",
-    )  # fmt: skip
+def _explained(f, at):
+    bound = "" if f.number is None else f"{as_times(f.number, f.limit)} × the largest that is rounding"
+    return Sentence(f"`fa-lib explain` calls the {at['tensor']} of the file {at['verdict']}", bound)
 
 
 def _convention(f, at):
@@ -663,10 +656,6 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "underflow": Wording(
         "Small P are lost: head {head_list}", more="More than a thousandth of a row's probability underflows."
     ),
-    "change": Wording(sentence=_change),
-    "finite_change": Wording(
-        "The cheapest change that makes {base} finite: {the_change.label} (it costs {the_change.cost})"
-    ),
     "blind_rows": Wording(
         "{rows:,} rows see no key. What a kernel gives there is a convention, and was not judged"
     ),
@@ -678,6 +667,8 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     ),
     "captured": Wording("The tensors were captured at {first}{of_model}"),
     "captured_gradients": Wording(sentence=_captured_gradients),
+    "explained": Wording(sentence=_explained, because="`fa-lib explain` calls its {tensor} {verdict}"),
+    "not_explained": Wording("{why}"),
     # a model
     "nonfinite": Wording(sentence=_nonfinite),
     "layer_error": Wording(together=_layers),
