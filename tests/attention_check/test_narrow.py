@@ -93,7 +93,8 @@ def test_where_a_kernel_is_right_at_other_lengths_it_is_said():
 
 @pytest.mark.parametrize("options", [
     {}, dict(causal=True), dict(mask=torch.ones(5, 9).tril().bool()), dict(mask=torch.zeros(1, 9)), dict(scale=0.3),
-    dict(window=(2, 1)), dict(window=(2, 0)), dict(window=(None, 3)), dict(window=(3, None)), dict(causal=True, window=(1, 2)),
+    dict(window=(2, 1)), dict(window=(2, 0)), dict(window=(None, 3)), dict(window=(3, None)),
+    dict(causal=True, window=(1, 2)),
 ], ids=str)  # fmt: skip
 def test_one_query_after_the_other_and_values_in_parts_are_the_whole_call(options):
     q, k, v = torch.randn(2, 2, 5, 20).double(), *torch.randn(2, 2, 2, 9, 20).double()

@@ -57,7 +57,8 @@ def attention(
     l = P.sum(-1, keepdim=True) + torch.exp(sink - m)
     shared = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     o = P / l.where(l > 0, 1.0) @ shared
-    L = (m + torch.log(l))[..., 0] / (math.log(2) if "a log-sum-exp in base 2" in wrong else 1)
+    L = ((0 if "a log-sum-exp without the maximum" in wrong else m) + torch.log(l))[..., 0]
+    L = L / (math.log(2) if "a log-sum-exp in base 2" in wrong else 1)
     return (o.to(o_dtype), L) if return_lse else o.to(o_dtype)
 
 
@@ -127,7 +128,7 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "window": (lambda q, k, v, window=None: attention(q, k, v, window=window and (8, 8)), AS_LONG),
     "window_edges": (wrong("a wide window"), "16 keys, hidden before"),
     "sinks": (wrong("sinks of other heads"), "scores of 0"),
-    "splits": (wrong("a log-sum-exp in base 2"), "parts of unlike length"),
+    "splits": (wrong("a log-sum-exp without the maximum"), "parts of unlike length"),
     "dv_sum": (altered(v=lambda dv: torch.cat([dv[:, :, :-16], 0 * dv[:, :, -16:]], 2)), "no mask"),
     "gradient_sums": ("every_step", "dV"),
     "hidden_gradients": (altered(k=lambda dk: dk + 2.0**-3), "dK of hidden keys"),
@@ -181,6 +182,27 @@ def test_each_relation_is_broken_by_a_kernel_with_that_fault(key):
     fmt = "FP16" if key == "tiny_values" else "BF16"
     (row,) = (row for row in relate(fn, key, fmt, n=N) if row["case"] == case)
     assert row["outcome"] == "breaks" and not row["number"] <= row["limit"]
+
+
+def test_a_log_sum_exp_to_base_2_is_a_convention_and_one_whose_gradient_is_dropped_breaks():
+    rows = {row["case"]: row for row in relate(wrong("a log-sum-exp in base 2"), "splits", "BF16", n=N)}
+    assert rows.pop("log-sum-exp")["problem"] == "to base 2"
+    assert {row["outcome"] for row in rows.values()} == {"rounding"}
+
+    class Dropped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, L):
+            return L.clone()
+
+        @staticmethod
+        def backward(ctx, dL):
+            return torch.zeros_like(dL)
+
+    def kernel(q, k, v):
+        o, L = attention(q, k, v, return_lse=True)
+        return o, Dropped.apply(L)
+
+    assert [row["outcome"] for row in relate(kernel, "splits", "BF16", n=N)] == ["rounding"] * 3 + ["breaks"]
 
 
 def masked_by(low, added=False):

@@ -60,7 +60,7 @@ class CheckPlan:
 QUICK = CheckPlan(  # seconds
     lengths=(128, 1024), seeds=1, shapes=("97", "256", "causal 384", "causal GQA 203"), head_dims=(32,),
     troubled_n=128, bias_seeds=3, runs=3,
-    relations=("batch_invariance", "strides", "constant_values", "low_scores", "causality", "dv_sum"),
+    relations=("batch_invariance", "strides", "constant_values", "low_scores", "causality", "dv_sum", "splits"),
     square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
 REPORT = CheckPlan(  # 20 to 40 seconds for a kernel of torch's

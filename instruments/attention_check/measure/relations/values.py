@@ -1,12 +1,18 @@
 """Relations of weights: they sum to one with their sink, scale with V, and forget a constant in the scores; and a query
 that matches one key gets that key's value, wherever it lies in a tile."""
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from attention_check.isolation.calls import KernelError, kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
+from attention_check.measure.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
+from attention_check.measure.wrong_answers import FAR, distance
+from fa_lib.kernels.gradients import gradients
+from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import FP16, FP32
 
 POWERS = {"2^4": 2.0**4, "2^-4": 2.0**-4, "2^24": 2.0**24}
@@ -124,42 +130,73 @@ def sinks(subject: KernelUnderTest, case: str) -> Found:
     return difference(o.double() / due, 1.0, weights(subject, subject.n))
 
 
-@cases("log-sum-exp", "two parts", "parts of unlike length")
+THROUGH_LSE = "gradients through it"
+
+
+@cases("log-sum-exp", "two parts", "parts of unlike length", THROUGH_LSE)
 def splits(subject: KernelUnderTest, case: str) -> Found:
-    """return_lse=True gives (o, L), L the log-sum-exp of a row's scaled scores, by which parts of the keys are merged:
-    sum_i exp(L_i - L) o_i is the output of all keys.
+    """A call, or one with return_lse=True, gives (o, L), L the log-sum-exp of a row's scaled scores, by which parts of
+    the keys are merged: sum_i exp(L_i - L) o_i is the output of all keys. L may be to base 2.
 
     An error of L is a relative error of a weight: u is allowed, and what FP32 scores cost, (d + n) u32 times the
     largest sum of |q k|. A weighted mean of parts within the rule is off by at most the largest `allowed` of a part;
-    weights off by e move it by 2 e max|V|; the output of all keys is within its own `allowed`."""
+    weights off by e move it by 2 e max|V|; the output of all keys is within its own `allowed`.
+
+    Where L has gradients, as for a merge that is trained, dQ and dK of it alone are held to what is another gradient:
+    FAR, root mean square over their own."""
     if subject.able.causal:
         raise not_asked("masks causally: parts of the keys have no places")
     q, k, v = subject.draw()
-    o, L = _with_lse(subject, q, k, v)
+    if case == THROUGH_LSE:
+        return _gradients_through(subject, q, k, v)
+    o, L, base = _with_lse(subject, q, k, v)
     sums = (q.double().abs() @ k.double().abs().mT).max().item() * subject.head_dim**-0.5
     off = subject.fmt.unit_roundoff + (subject.head_dim + subject.n) * FP32.unit_roundoff * sums
     if case == "log-sum-exp":
-        return difference(L, torch.logsumexp(q.double() @ k.double().mT * subject.head_dim**-0.5, -1), off)
+        found = difference(L, _log_sum_exp(q, k), off)
+        return found if found.outcome == BREAKS else replace(found, convention=base)
     sizes = [subject.n // 2] * 2 if case == "two parts" else [subject.n - 64, 64]
     pairs = list(zip(*(x.split(sizes, -2) for x in (k, v))))
     parts = [_with_lse(subject, q, *(x.contiguous() for x in pair)) for pair in pairs]
-    outputs, logs = (torch.stack(x).double() for x in zip(*parts))
+    outputs, logs, _ = zip(*parts)
+    outputs, logs = (torch.stack(x).detach().double() for x in (outputs, logs))
     merged = (torch.softmax(logs, 0)[..., None] * outputs).sum(0)
     limit = max(subject.allowed(q, *pair) for pair in pairs) + 2 * off * v.double().abs().max().item()
     return difference(merged, o, limit + subject.allowed(q, k, v))
 
 
-def _with_lse(subject, q, k, v):
+def _gradients_through(subject, q, k, v):
+    """How far dQ and dK are from those of L alone: the scale times dL P K, and its counterpart."""
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    _, L, _ = _with_lse(subject, q, k, v)
+    if not L.requires_grad:
+        raise not_asked("its log-sum-exp has no gradients")
+    dL = draw("normal", subject.seed + 1, L.shape, (1,))[0].to(L)
     with kernel_errors():
-        answer = subject.fn(q, k, v, return_lse=True)
-    if not isinstance(answer, (tuple, list)) or len(answer) < 2 or not all(isinstance(x, Tensor) for x in answer[:2]):
-        raise not_asked("gives no log-sum-exp for return_lse=True")
-    o, L = (x.detach() for x in answer[:2])
-    if tuple(L.shape) != tuple(q.shape[:-1]):
-        raise KernelError(
-            Outcome.MALFORMED, f"returns a log-sum-exp of shape {tuple(L.shape)}, where {tuple(q.shape[:-1])} is due"
-        )
-    return o, L
+        ours = gradients(L, (q, k), dL)
+    exact = [x.detach().double().requires_grad_() for x in (q, k)]
+    due = gradients(_log_sum_exp(*exact), exact, dL.double())
+    return Found(max(map(distance, ours, due)), FAR)
+
+
+def _log_sum_exp(q, k):
+    return torch.logsumexp(q.double() @ k.double().mT * q.shape[-1] ** -0.5, -1)
+
+
+def _with_lse(subject, q, k, v):
+    """o, the log-sum-exp to base e, and the base that it had where that is another, in words."""
+    for options in ({}, dict(return_lse=True)):
+        with kernel_errors():
+            o, *others = answer if isinstance(answer := subject.fn(q, k, v, **options), (tuple, list)) else (answer,)
+        if others and isinstance(others[0], Tensor) and isinstance(o, Tensor):
+            L = others[0]
+            if L.shape == q.shape[:-1]:
+                off, off_2 = ((x.detach() - _log_sum_exp(q, k)).abs().max() for x in (L, L * math.log(2)))
+                return (o.detach(), L * math.log(2), "to base 2") if off_2 < off else (o.detach(), L, "")
+            if options:
+                got = f"{tuple(L.shape)}, where {tuple(q.shape[:-1])} is due"
+                raise KernelError(Outcome.MALFORMED, f"returns a log-sum-exp of shape {got}")
+    raise not_asked("gives no log-sum-exp for return_lse=True")
 
 
 @cases(*RECALLS)
