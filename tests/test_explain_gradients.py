@@ -44,11 +44,15 @@ def expanded():
     return found["dk"]
 
 
-def without_delta():
+def by_hand(keys=slice(None), rows=slice(None), delta=1.0):
+    """dq of some keys alone, with so many times rowsum(dO * o), and dv of each query head, some rows counted twice."""
     q, k, v, dO = (x.double() for x in (Q, K.repeat_interleave(2, 1), V.repeat_interleave(2, 1), DO))
     hidden = torch.ones(N, N, dtype=torch.bool).triu(1)
     P = torch.softmax((q @ k.mT / 8).masked_fill(hidden, -math.inf), -1)
-    return ((P * (dO @ v.mT)) @ k / 8).bfloat16()
+    dP = dO @ v.mT
+    dS = P * (dP - delta * (P * dP).sum(-1, keepdim=True))
+    dv = (P.mT @ dO + P[:, :, rows].mT @ dO[:, :, rows]).unflatten(1, (2, 2)).sum(2)
+    return (dS[..., keys] @ k[:, :, keys] / 8).bfloat16(), dv.bfloat16()
 
 
 CASES = {  # what is wrong -> it; name -> verdict and change
@@ -60,12 +64,19 @@ CASES = {  # what is wrong -> it; name -> verdict and change
     "dk and dv exchanged": (dict(dk=DV, dv=DK), {name: (Verdict.BUG, "exchanged") for name in ("dk", "dv")}),
     "dv a mean over heads": (dict(dv=DV / 2), dict(dv=(Verdict.BUG, "mean_of_heads"))),
     "dk of one head": (dict(dk=expanded()[:, ::2]), dict(dk=(Verdict.BUG, "of_one_head"))),
-    "delta left out": (dict(dq=without_delta()), dict(dq=(Verdict.BUG, "without_delta"))),
+    "delta left out": (dict(dq=by_hand(delta=0.0)[0]), dict(dq=(Verdict.BUG, "without_delta"))),
     "dO in memory order": (
         dict(dO=DO.transpose(1, 2).reshape(DO.shape)), {name: (Verdict.BUG, "dO_in_memory_order") for name in NAMES}),
     "dq with heads last": (dict(dq=DQ.transpose(1, 2)), dict(dq=(Verdict.CONVENTION, "heads_last"))),
     "dk of each query head": (dict(dk=expanded()), dict(dk=(Verdict.CONVENTION, "for_each_query_head"))),
-    "a block of dk is lost": (dict(dk=in_place(DK, (0, 1, slice(64, 96)), 0)), dict(dk=(Verdict.BUG, ""))),
+    "a block of dk is lost": (dict(dk=in_place(DK, (0, 1, slice(64, 96)), 0)), dict(dk=(Verdict.BUG, "zero"))),
+    "dq of the first keys": (dict(dq=by_hand(slice(128))[0]), dict(dq=(Verdict.BUG, "parts"))),
+    "rows counted twice in dv": (dict(dv=by_hand(rows=slice(64, 96))[1]), dict(dv=(Verdict.BUG, "parts"))),
+    "NaN in some rows of dq": (
+        dict(dq=in_place(DQ, (slice(None), slice(None), slice(0, None, 3)), math.nan)),
+        dict(dq=(Verdict.BUG, "not_finite"))),
+    "memory that nobody wrote in dq": (
+        dict(dq=in_place(DQ, (slice(None), slice(None), slice(64, None)), 3e4)), dict(dq=(Verdict.BUG, ""))),
     "lse in powers of 2": (dict(lse=LSE / math.log(2)), dict(lse=(Verdict.CONVENTION, "base_2"))),
     "lse with heads last": (dict(lse=LSE.transpose(1, 2)), dict(lse=(Verdict.CONVENTION, "heads_last"))),
     "lse in BF16": (dict(lse=LSE.bfloat16().float()), dict(lse=(Verdict.PRECISION, ""))),
@@ -100,6 +111,17 @@ def test_gradients_in_coarser_arithmetic_and_nan():
     found = fa_lib.explain(**RIGHT | dict(dq=in_place(DQ, (0, 2, 7, 3), math.nan)), causal=True)
     [dq] = [each for each in found.others if each.name == "dq"]
     assert dq.verdict == Verdict.BUG and (dq.where.heads, dq.where.rows) == (((2, 2),), ((7, 7),))
+
+
+def test_how_often_parts_count_is_told_in_words():
+    with_fewer, with_more = by_hand(slice(128))[0], by_hand(rows=slice(64, 96))[1]
+    text = f"{fa_lib.explain(**RIGHT | dict(dq=with_fewer, dv=with_more), causal=True)}"
+    assert "dq is right but for how often parts count: in rows 0 to 191 keys 128 to 191 do not count." in text
+    assert "dv is right but for how often parts count: in keys 0 to 191 rows 64 to 95 count twice." in text
+    text = f"{fa_lib.explain(**RIGHT | dict(dq=in_place(DQ, (..., slice(64, None), slice(None)), 3e4)), causal=True)}"
+    assert "dq is wrong in rows 64 to 191 (67% of the rows), with values of no relation" in text
+    text = f"{fa_lib.explain(**RIGHT | dict(dq=1.5 * DQ + 1.0, dk=1.5 * DK + 1.0), causal=True)}"
+    assert "dv is right, and so are P and dO: look at dS" in text
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])

@@ -144,7 +144,7 @@ def bent_again(rows: Rows, times: int) -> tuple[Tensor, Tensor]:
     """Attention with a softcap and its log-sum-exp, in whose gradients the softcap's slope counts so many times: once
     is right."""
     assert rows.softcap is not None
-    products, slope = rows.products.detach(), _bent(rows)
+    products, slope = rows.products.detach(), slopes(rows)
     capped = rows.softcap * torch.tanh(products * rows.scale / rows.softcap) / rows.scale
     bent = capped + (rows.products - products) * slope**times
     rows = replace(rows, softcap=None, products=bent)
@@ -153,10 +153,10 @@ def bent_again(rows: Rows, times: int) -> tuple[Tensor, Tensor]:
 
 def along_delta(rows: Rows) -> Tensor:
     """What each row of dq changes by for each 1 that its delta is less, (heads, n_q, head_dim)."""
-    return rows.scale * (_bent(rows) * weights(rows) @ rows.k)[0]
+    return rows.scale * (slopes(rows) * weights(rows) @ rows.k)[0]
 
 
-def _bent(rows):
+def slopes(rows):
     """The slope of the softcap at each score."""
     return 1.0 if rows.softcap is None else 1 - torch.tanh(rows.products * rows.scale / rows.softcap).square()
 
@@ -210,7 +210,7 @@ def spreads(rows: Rows, dO: Tensor, fmt: Format, strength: float, of_rows: Tenso
     for at in _chunks(rows):
         own = _taken(rows, at)
         own = replace(own, products=own.products.nan_to_num(0.0), k=rows.k.nan_to_num(0.0), v=rows.v.nan_to_num(0.0))
-        q, grad, P, bent = own.q[0].nan_to_num(0.0), dO[0][:, at], weights(own)[0], _bent(own)
+        q, grad, P, bent = own.q[0].nan_to_num(0.0), dO[0][:, at], weights(own)[0], slopes(own)
         bent = bent[0] if isinstance(bent, Tensor) else bent
         seen = P > 0
         S, lse = scores(own)[0].where(seen, 0.0), log_sum_exp(own)[0][..., None].nan_to_num(0.0, 0.0, 0.0)

@@ -11,6 +11,7 @@ from attention_check.explain.verdict import Explanation, Verdict, WrongRegions
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
 
+FOREIGN = 10.0  # times a gradient's size: an error that a wrong gradient has not
 LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
@@ -43,6 +44,7 @@ CHANGES = {  # of an OtherOutput -> what it is
     "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
     "another_delta": "right but for rowsum(dO * o): each row has another number for it, as if it were read elsewhere, "
     "or a gradient flowed into lse too (dlse in the file)",
+    "not_finite": "not finite", "zero": "0",
     "without_dlse": "the gradient without what flows into lse (dlse)",
     "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
     "of_the_other": "{other}: dq and dk may be exchanged",
@@ -120,9 +122,13 @@ def _beside(found):
         of = f" for {what(found.dialect)}" if found.dialect else ""
         text = f"{names} {verb} right{of}, as exact as {found.fmt} allows."
         yield Verdict.ROUNDING, [text, *dict.fromkeys(line for each in right for line in _coverage(each))]
+    unnamed = {each.name for each in found.others if each.verdict == Verdict.BUG and not each.change}
+    is_dS = unnamed >= {"dq", "dk"} and "dv" in [each.name for each in right]
     for each in found.others:
         if each.verdict != Verdict.ROUNDING:
-            yield each.verdict, [f"{each.name} is {_other(each, found)}.", *_coverage(each)]
+            look = ["dv is right, and so are P and dO: look at dS = P (dO Vᵀ - rowsum(dO o))."]
+            more = look if is_dS and each.name == "dk" else []
+            yield each.verdict, [f"{each.name} is {_other(each, found)}.", *_coverage(each), *more]
     if found.not_judged:
         yield None, [f"{found.not_judged}."]
 
@@ -138,6 +144,15 @@ def _other(each, found):
         kind = "log-sum-exp" if each.name == "lse" else "gradient"
         believed = "" if found.dialect else " as you believe it"
         return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
+    if each.change == "parts":
+        rows, parts = ("row", "key") if each.name == "dq" else ("key", "row")
+        return "right but for how often parts count: " + "; ".join(
+            f"in {_span(rows, *at)} {', '.join(f'{_span(parts, *part[:2])} {_times(part[2])}' for part in found)}"
+            for at, found in each.counts
+            if found
+        )
+    if each.change in ("not_finite", "zero"):
+        return f"{CHANGES[each.change]} in {_where(each.where)}, and right elsewhere"
     if each.change:
         return CHANGES[each.change].format(
             fmt=found.fmt, factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name)
@@ -147,8 +162,17 @@ def _other(each, found):
     if each.verdict == Verdict.PRECISION:
         return f"in coarser arithmetic: {off}"
     if each.where is not None and each.where.is_known:
-        return f"wrong in {_where(each.where)}: {off}"
+        foreign = ", with values of no relation, as of memory that nobody wrote" if each.residual > FOREIGN else ""
+        return f"wrong in {_where(each.where)}{foreign}: {off}"
     return f"not that of {what(found.dialect)}: {off}"
+
+
+def _span(name, first, last):
+    return f"{name}s {first} to {last}"
+
+
+def _times(count):
+    return {0: "do not count", 2: "count twice"}.get(count, f"count {count} times")
 
 
 def _rounding(found, name):

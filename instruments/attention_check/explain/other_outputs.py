@@ -29,6 +29,7 @@ from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.reading import CapturedCall, Unfit, as_read, spread, taken
 from attention_check.conventions.search import NEAR, OFF, UNITS
 from attention_check.explain.distance import parts, places_of
+from attention_check.explain.gradient_parts import counted
 from attention_check.explain.verdict import Explanation, OtherOutput, Verdict, wrong_regions
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -149,18 +150,26 @@ def gradient(right: RightGradients, name: str, choices: list[Convention]) -> Oth
     x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
     error = (x - due).abs().nan_to_num(math.inf)
     residual, times = _residual(x, due), (error / bounds).nan_to_num(0.0, math.inf).max().item()
-    as_output = partial(OtherOutput, name, residual=residual, times=times, looked_at=(len(right.groups), right.count))
+    own: dict[str, Any] = dict(residual=residual, times=times, looked_at=(len(right.groups), right.count))
+    as_output = partial(OtherOutput, name, **own)
     if times <= 1 or right.is_as_written_out(name, error):
         return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
     by_head = error.square().mean((2, 3))  # (entries, heads)
     worst = int(by_head.argmax()) * len(right.groups) // by_head.numel()
     near = min(NEAR, residual / NEARER)
-    for likely in (_other_gradients(right, name, x, worst, choices), _of_another_delta(right, name, x, worst)):
+    wrong = error > bounds
+    for value, bad in (("not_finite", (~x.isfinite()).any(-1)), ("zero", (x == 0).all(-1) & wrong.any(-1))):
+        if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
+            where = wrong_regions(rows.expand_as(x), right.places(name), right.shape(name))
+            return as_output(verdict=Verdict.BUG, change=value, where=where)
+    for likely in (
+        _other_gradients(right, name, x, worst, choices), _of_another_delta(right, name, x, worst),
+        _of_parts(right, name, x, worst),
+    ):  # fmt: skip
         tried = [(_residual(*each), change, more) for change, *each, more in likely]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
         if least <= near:
             return as_output(verdict=Verdict.PRECISION if change == "scores" else Verdict.BUG, change=change, **more)
-    wrong = error > bounds
     if residual <= NEAR and wrong.any(-1).double().mean() > MOST:
         return as_output(verdict=Verdict.PRECISION)
     where = wrong_regions(wrong, right.places(name), right.shape(name))
@@ -262,6 +271,14 @@ def _of_another_delta(
     else:
         more = less[None] + (0.0 if group.dlse is None else group.dlse)
         yield "another_delta", x, gradients(group.rows, group.dO, more)[name], {}
+
+
+def _of_parts(right, name, x, worst):
+    """As `_other_gradients`, of the gradient in which parts count another number of times."""
+    if right.groups[worst].rows.dialect.is_standard:
+        found = counted(right.groups[worst], name, _of_group(right, name, x, worst))
+        if found:
+            yield "parts", *found[:2], dict(counts=found[2])
 
 
 def _residual(x: Tensor, due: Tensor) -> float:
