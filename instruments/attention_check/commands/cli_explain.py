@@ -39,9 +39,7 @@ def explain(
     fmt: Annotated[
         str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one; of drawn ones")
     ] = "",
-    out: Annotated[
-        str, typer.Option(help="folder for a page, the worst rows, a script that reads them and text for an issue")
-    ] = "",
+    out: Annotated[str, typer.Option(help="folder for a page, and text for an issue")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
     exit_code: Annotated[
         bool,
