@@ -280,7 +280,7 @@ def _noise(found):
 def _nearest(found):
     """What came nearest, where it came near and is not what the caller believes."""
     dialect, left = min(found.tried, key=lambda each: each[1], default=({}, math.inf))
-    if dialect and left < LEFT * found.residual:
+    if dialect and left < LEFT * min(found.residual, 1):
         yield f"The nearest that was tried is {what(dialect)}, which leaves {left:.2g} of its size: it does not hold."
 
 

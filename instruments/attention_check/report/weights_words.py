@@ -56,13 +56,14 @@ def _visible(w):
     """Which keys rows see, where it is not as due: a sentence for the heads with the same limits."""
     wrong, unknown = w.seen & ~w.due | w.hidden & w.due, w.due & ~w.seen & ~w.hidden
     alike: dict[tuple[str, ...], list[int]] = {}
+    ends = "the window's right side" if "window" in w.options and not w.options.get("causal") else "a causal mask"
     for head in wrong.flatten(1).any(1).nonzero().flatten().tolist():
-        alike.setdefault(tuple(_limits(w.seen[head], unknown[head])), []).append(head)
+        alike.setdefault(tuple(_limits(w.seen[head], unknown[head], ends)), []).append(head)
     for limits, (head, *more) in alike.items():
         row = int(wrong[head].sum(-1).argmax())
         which = f" of head{plural(len(more) + 1, '')} {listed(map(str, (head, *more)))}"
         where = which if len(more) + 1 < len(w.seen) else ""
-        due = _limits(w.due[head], torch.zeros_like(w.due[head]))
+        due = _limits(w.due[head], torch.zeros_like(w.due[head]), ends)
         without = [f"without {each}" for each in due if each not in limits]
         words = [each for each in limits if each not in due] or without
         own, keys = w.seen[head, row], torch.arange(w.seen.shape[-1])
@@ -72,11 +73,12 @@ def _visible(w):
         yield f"Row {row}{where} sees {sees}; expected {expected}{': ' * bool(words)}{', '.join(words)}."
 
 
-def _limits(seen: Tensor, unknown: Tensor) -> list[str]:
+def _limits(seen: Tensor, unknown: Tensor, ends: str) -> list[str]:
     """What limits the keys of the rows of a head: a window, a causal mask, a range, keys that are left out.
 
     Args:
         seen: bool (n_q, n_kv). unknown: keys whose weight of 0 may be rounding; a row that ends at one is left aside.
+        ends: what a limit at each row's own key is called.
     """
     (n_q, n_kv), rows = seen.shape, seen.any(-1)
     if not rows.all():
@@ -94,7 +96,7 @@ def _limits(seen: Tensor, unknown: Tensor) -> list[str]:
     if len(right) == 1:
         corner = {0: ", aligned bottom-right", n_q - n_kv: ", aligned top-left"} if n_q != n_kv else {0: ""}
         other = f"keys up to {abs(int(right))} {'after' if right > 0 else 'before'} the row's own"
-        found.append(f"a causal mask{corner[int(right)]}" if int(right) in corner else other)
+        found.append(f"{ends}{corner[int(right)]}" if int(right) in corner else other)
     if high < (min(n_kv - 1, int(own.max() + right)) if len(right) == 1 else n_kv - 1):
         found.append(f"no key after {high}")
     return [*found, *([f"{_runs(holes.nonzero().flatten().tolist())} left out of every row"] if holes.any() else [])]
@@ -133,8 +135,10 @@ def _scores(w):
 
 def _sums(w):
     sums, due = w.measured.sum(-1), w.expected.sum(-1)
-    if ((sums - due).abs() > w.bound.norm(dim=-1)).any():
-        more = "" if w.sink is None else f": each has one more term, as of a sink with the logit {w.sink:.3g}"
+    off = sums - due
+    if (off.abs() > w.bound.norm(dim=-1)).any():
+        takes = w.sink is not None and off.max() < -off.min() / 4  # of a sink no row sums up to more
+        more = f": each has one more term, as of a sink with the logit {w.sink:.3g}" if takes else ""
         more = more if w.factor is None else ": the output is multiplied by it"
         got = _span(sums) if w.factor is None else f"{w.factor:.4g}"
         yield f"Rows sum up to {got}, expected {_span(due)}{more}."
