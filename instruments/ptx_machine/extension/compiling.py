@@ -71,7 +71,7 @@ def compiled(sources: Sources, capability: int) -> Path:
         stale = [at for at, path in enumerate(objects) if not _current(path)]
         if not stale and library.exists():
             return library
-        commands = [(_command(sources, sources.files[at], objects[at], capability), objects[at]) for at in stale]
+        commands = [(_commands(sources, sources.files[at], objects[at], capability), objects[at]) for at in stale]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             done = pool.map(lambda each: _compile(sources.name, *each), commands)
             title = f"compiling {sources.name}"
@@ -92,21 +92,23 @@ def guard() -> Path:
     return library
 
 
-def _command(sources: Sources, file: Path, target: Path, capability: int) -> list:
-    """Return the command that compiles a file, and writes the files that it includes beside the object."""
+def _commands(sources: Sources, file: Path, target: Path, capability: int) -> list[list]:
+    """Return the commands that compile a file, the quickest first, and write the files that it includes beside the
+    object: a .cu file has torch's headers without what few use, or whole where that does not do."""
     home = toolkit()
     system = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"], home / "include", home / "include/cccl"]
     folders = [f"-I{HERE / 'include'}", *(f"-I{path}" for path in sources.include)]
     folders += [word for path in system for word in ("-isystem", str(path))]
     common = [f"-DTORCH_EXTENSION_NAME={_short(sources.name)}", *folders, "-MMD", "-MF", f"{target}.d", "-c", file]
     if file.suffix != ".cu":
-        return ["g++", *_raised(sources.cxx), *HOST, "-I", _precompiled(), *common]
+        return [["g++", *_raised(sources.cxx), *HOST, "-I", _precompiled(), *common]]
     gpu = f"-gencode=arch=compute_{capability},code=compute_{capability}"
-    return [
+    whole = [
         home / "bin" / "nvcc", *cpp_extension.COMMON_NVCC_FLAGS, *_raised(_portable(sources.nvcc)), gpu, "-lineinfo",
         "--compress-mode=none", "-cudart=none", "-w", "-Xcompiler", ",".join(HOST),
         "-DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK", *common,
     ]  # fmt: skip
+    return [[whole[0], f"-I{HERE / 'include_cu'}", *whole[1:]], whole]
 
 
 def _portable(flags: Sequence[str]) -> list[str]:
@@ -159,12 +161,15 @@ def _link(sources: Sources, objects: Sequence[Path], library: Path) -> None:
         raise RuntimeError(f"{sources.name}: calls {', '.join(absent)}, which are not modelled without a GPU")
 
 
-def _compile(name: str, command: list, target: Path) -> None:
-    """Compile one file, and note what it was made of."""
-    try:
-        _make(command, target)
-    except RuntimeError as error:
-        raise RuntimeError(f"Error building extension {name!r}: {error}") from None
+def _compile(name: str, commands: list[list], target: Path) -> None:
+    """Compile one file by the first of some commands that does, and note what it was made of."""
+    for at, command in enumerate(commands):
+        try:
+            _make(command, target)
+            break
+        except RuntimeError as error:
+            if at == len(commands) - 1:
+                raise RuntimeError(f"Error building extension {name!r}: {error}") from None
     words = Path(f"{target}.d").read_text().replace("\\\n", " ").partition(":")[2].split()
     made_of = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in words}
     target.with_suffix(".json").write_text(json.dumps(made_of))
