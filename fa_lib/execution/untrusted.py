@@ -18,8 +18,8 @@ class Untrusted(str):
 
 
 def first_line(text: object) -> Untrusted:
-    """The first line of a text, at most 200 characters of it."""
-    return Untrusted(f"{text}".strip().split("\n")[0][:200])
+    """The first line of a text, at most 300 characters of it."""
+    return Untrusted(f"{text}".strip().split("\n")[0][:300])
 
 
 def message(error: BaseException) -> Untrusted:

@@ -4,6 +4,7 @@ Warps take turns in the order of their numbers; each runs until all its threads 
 So every run of a kernel has the same order of atomic operations, in numpy and in compiled code.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -196,4 +197,13 @@ class Block:
             file, line = instruction.frames[0]
             where = f"{file}, line {line} ({where})"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
-        return Fault(f"{self.code.name}: {where}: {instruction}: {thread_name}: {reason}")
+        return Fault(f"{_plain(self.code.name)}: {where}: {instruction}: {thread_name}: {reason}")
+
+
+def _plain(name: str) -> str:
+    """A kernel's name as its author wrote it: that of C++ without what is coded beside it."""
+    parts, rest = [], name.removeprefix("_ZN").removeprefix("_Z")
+    while name.startswith("_Z") and (length := re.match(r"\d+", rest)):
+        end = length.end() + int(length[0])
+        parts, rest = [*parts, rest[length.end() : end]], rest[end:]
+    return "::".join(parts) or name

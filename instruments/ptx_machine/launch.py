@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ptx_machine.arguments import Structure, as_bytes, fill
 from ptx_machine.block import Block
 from ptx_machine.device import GPU
-from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS
+from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS, WATCH_RACES
 from ptx_machine.lanes import WARP
 from ptx_machine.memory import Global, Shared, Span, View
 from ptx_machine.mutate import DEFAULT_GPU, as_wanted
@@ -98,7 +98,8 @@ class Kernel:
         if self.text != ptx:
             self.entry = _one(parse(self.text).entries, self.entry.name)
         self.gpu, self._of_any = GPU.of(gpu or FAKED_GPU.get() or os.environ.get(DEFAULT_GPU, "A100")), gpu is None
-        if races and any(_beside(each) for each in self.entry.instructions):
+        self._runs_beside = any(_beside(each) for each in self.entry.instructions)
+        if races and self._runs_beside:
             got = "a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05)"
             raise ValueError(f"races: got {got}; accepted are others")
         self._variables = [each for each in self.entry.variables if each.space in ("global", "const")]
@@ -193,13 +194,13 @@ class Kernel:
         unwritten_reads = UNWRITTEN_READS.get()
         outer, constants = Global([*spans, *self._spans], unwritten_reads is not None), Global(self._spans)
 
-        observer = OBSERVER.get()
+        observer, races = OBSERVER.get(), self.races or WATCH_RACES.get() and not self._runs_beside
         code = code if observer is None else observer(code, names, gpu)
 
         def run(number: Size) -> int:
-            watch = Races(room, -(-int(np.prod(size)) // WARP)) if self.races else None
+            watch = Races(room, -(-int(np.prod(size)) // WARP)) if races else None
             memory = View(outer, Shared(room, unwritten, watch), parameters, constants)
-            begin = partial(Warps, native, memory) if native is not None and observer is None else None
+            begin = partial(Warps, native, memory) if native is not None and observer is None and not races else None
             block_run = Block(code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 block_run.run()
@@ -212,16 +213,8 @@ class Kernel:
             blocks = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid)))]
         numbers = [*blocks]
         count = 1 if self.ordered or observer is not None else min(threads or torch.get_num_threads(), len(numbers))
-        steps = tqdm(
-            _each(run, numbers, count),
-            self.entry.name[:LONGEST],
-            len(numbers),
-            unit="block",
-            delay=DELAY_S,
-            leave=False,
-            disable=None,
-        )
-        return Done(sum(steps), len(numbers))
+        title, looks = self.entry.name[:LONGEST], dict[str, Any](unit="block", delay=DELAY_S, leave=False, disable=None)
+        return Done(sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks)), len(numbers))
 
     def _sizes(self, grid, block, dynamic, static: int, gpu: GPU) -> tuple[Size, Size, int]:
         """Return the sizes of a launch, and the bytes of a block's shared memory.

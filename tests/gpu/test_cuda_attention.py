@@ -5,11 +5,15 @@ import torch
 from typer.testing import CliRunner
 
 from attention_check.gpu.blame import blame
+from attention_check.measure.capability import RACES
+from attention_check.measure.contract import _Asker
 from attention_check.testing import assert_attention_close
 from examples.cuda_attention import attention, kernel
 from fa_lib import kernels
 from fa_lib.commands.cli import app
-from fa_lib.numerics.formats import Format
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.numerics.formats import FP16, Format
 from ptx_machine import Kernel
 
 MINE = "examples.cuda_attention:attention"
@@ -57,3 +61,14 @@ def test_it_passes():
     command = ["check", "kernel", "examples/cuda_attention.py:attention", "--gpu", "A100", *checks, "--exit-code"]
     done = CliRunner().invoke(app, command, prog_name="fa-lib")
     assert done.exit_code == 0, done.output
+
+
+def test_a_missing_barrier_is_named_by_its_line(tmp_path, monkeypatch):
+    source = (ROOT / "examples" / "cuda_attention.py").read_text()
+    (tmp_path / "raced.py").write_text("".join(source.rsplit("__syncthreads();", 1)))
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, outcome in (("raced", "malformed"), ("examples.cuda_attention", "answered")):
+        asker = _Asker(KernelRef(module, "attention", "A100"), 64, "cpu", False, None)
+        asker.ask_races(FP16)
+        assert asker.rows[0]["asked"] == RACES and asker.rows[0]["outcome"] == outcome
+        assert ("kernel.cu, line" in (said := asker.rows[0]["problem"]) and "a race" in said) == (module == "raced")

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
 from attention_check.gpu.flash_attn import Options, backward, forward
+from attention_check.measure.capability import RACES
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine.device import GPU
 from ptx_machine.extension import torch_extensions
-from ptx_machine.fake_cuda import UNWRITTEN_READS, fake_cuda
+from ptx_machine.fake_cuda import UNWRITTEN_READS, WATCH_RACES, fake_cuda
 from ptx_machine.memory import NANS, Unwritten
 from ptx_machine.sources import FLASH_ATTN
 from ptx_machine.triton_driver import triton
@@ -46,7 +47,8 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
 
     Returns:
         A function f(q, k, v, ...) of tensors (batch, heads, n, head_dim). It raises Unwritten, a Fault, where its
-        output, or a gradient, depends on memory of torch.empty that nobody wrote.
+        output, or a gradient, depends on memory of torch.empty that nobody wrote. With the option RACES, a
+        race in shared memory is a Fault, too.
 
     Raises:
         ValueError: there is no such kernel, or no such GPU.
@@ -68,6 +70,9 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
 
     @wraps(fn)
     def in_its_arithmetic(q, k, v, **options):
+        if options.pop(RACES, False):
+            with _watching_races():
+                return in_its_arithmetic(q, k, v, **options)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return _InItsArithmetic.apply(fn, gpu, options, q, k, v)
 
@@ -78,6 +83,15 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
         return _of_written_memory(run, lambda o: o if isinstance(o, (tuple, list)) else [o])
 
     return in_its_arithmetic
+
+
+@contextmanager
+def _watching_races() -> Iterator[None]:
+    token = WATCH_RACES.set(True)
+    try:
+        yield
+    finally:
+        WATCH_RACES.reset(token)
 
 
 @contextmanager

@@ -83,6 +83,8 @@ HEAD_DIMS = (32, 40, 72, 80, 96, 104, 128, 256)
 CAUSAL_FEWER, CAUSAL_ONE, FEWER, MORE = (
     "causal_fewer_queries", "causal_one_query", "fewer_queries", "more_queries",
 )  # fmt: skip
+RACES = "watch_races"  # what is asked of GPU kernels in the machine, and the option that asks it
+WATCHED = Call(RACES, 64, 192, 1, 1)  # numpy runs it
 OFF_TILES = "length_203"  # a block of keys and one of queries is not full
 
 

@@ -26,7 +26,9 @@ from attention_check.measure.capability import (
     LARGE,
     MORE,
     OFF_TILES,
+    RACES,
     SINKS_GRADIENT,
+    WATCHED,
     at_head_dim,
     crashed,
     kernel_fn,
@@ -63,7 +65,7 @@ def contract(
 
     Returns:
         rows: asked, dim, head_dim, outcome, note, problem, times. Formats come first.
-            asked: a format, the key of a Capability, LARGE, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a
+            asked: a format, the key of a Capability, RACES, LARGE, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a
                 key, where that is answered, or SINKS_GRADIENT.
             dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
             outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
@@ -82,6 +84,8 @@ def contract(
     if not answered_formats:
         return asker.rows
     fmt, answered = answered_formats[0], set()
+    if isinstance(asker.kernel, KernelRef) and asker.kernel.gpu:
+        asker.ask_races(fmt)
     for each in CAPABILITIES:
         if head_dims is None and each.key == HEAD_DIM or causal and each.key == MORE:
             continue  # causally, some of more queries see no key
@@ -171,6 +175,13 @@ class _Asker:
             note = "causal_only" if self.causal else BY_DEFAULT if self.by_default else note
         dim = call.head_dim if asked == HEAD_DIM else None
         return self.row(asked, outcome, note, answer.problem, dim or 0, over)
+
+    def ask_races(self, fmt: Format) -> None:
+        """Whether warps race for shared memory, of a kernel that the machine can watch."""
+        q, k, v, options = self.inputs_of(fmt, WATCHED, 1)
+        answer = call_kernel(self.fn, q, k, v, **options, **{RACES: True})
+        if answer.outcome != Outcome.REFUSED:
+            self.row(RACES, answer.outcome, problem=answer.problem)
 
     def ask_gradients(self, fmt: Format) -> Outcome:
         """Whether it has gradients, all of them finite."""

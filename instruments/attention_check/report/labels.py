@@ -18,7 +18,7 @@ LABELS = {
     "causal_fewer_queries": "causal, fewer queries than keys", "one_query_decoding": "one query, as in decoding",
     "causal_one_query": "causal, one query", "gqa": "key heads shared, GQA 4 to 2", "boolean_mask": "a boolean mask",
     "added_mask": "an added mask, ALiBi", "window": "a window of 64 and 32 keys",
-    "window_left": "a window of 4 and 0 keys",
+    "window_left": "a window of 4 and 0 keys", "watch_races": "shared memory without races",
     "boolean_mask_first": "a boolean mask that hides 1,100 first keys",
     "boolean_mask_batch": "another boolean mask for each sequence of a batch",
     "added_mask_first": "a mask of -inf that hides 1,100 first keys",
