@@ -219,10 +219,11 @@ def test_a_file_that_explain_takes_is_judged_by_check_and_what_is_left_to_explai
     o = kernels.as_shipped(q, k, v)
     beside = dict(o_ref=o, lse=torch.zeros(1, 2, 64), dO=o, dq=q, dk=k, dv=v)
     path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: x.contiguous().clone() for name, x in beside.items()})
-    for words in (("tensors", path), ("kernel", "flash", "--tensors", path)):
+    cases = (("tensors", path), 1, "o_ref"), (("kernel", "flash", "--tensors", path), 0, "o_ref, lse, dq, dk, dv")
+    for words, code, left in cases:
         done = command("check", *words, "--out", tmp_path, "--exit-code")
-        told = "Not judged here, though the file has it: o_ref, lse, dq, dk, dv. `fa-lib explain` judges that."
-        assert done.exit_code == 0 and told in done.output, done.output
+        told = f"Not judged here, though the file has it: {left}. `fa-lib explain` judges that."
+        assert done.exit_code == code and told in done.output, done.output
     assert command("explain", path).exit_code == 0
 
 
@@ -439,7 +440,7 @@ def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
     singles = ("causal", "boolean_mask", "added_mask", "softcap", "sinks", "one_query_decoding")
     assert {rows[each]["outcome"] for each in singles} == {"answered"}
     right = {row["asked"]: row["outcome"] for row in contract(attention)}
-    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "scale"}
+    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "window_left", "scale"}
     assert len(right) > sum(not each.combines for each in CAPABILITIES)
 
 

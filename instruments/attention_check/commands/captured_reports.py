@@ -21,7 +21,7 @@ from attention_check.plots.model_report import model_panels
 from attention_check.plots.tensors_report import shortened, tensors_panels
 from attention_check.probe.capture import AS_IT_IS
 from attention_check.probe.capture import captured as read_captured
-from attention_check.probe.named_tensors import Reading
+from attention_check.probe.named_tensors import SECOND, Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.replays import Runs, compared
 from attention_check.probe.skipped import place
@@ -81,8 +81,8 @@ def check_tensors(
     keys = tuple(answers)
     found = replace(examine_tensors(q, k, v, options, answers, keys[0]), gradients=back, conduct=behaved)
     explained = explain_call(explain_read(path, reading)["o"]) if judged == RAN else None
-    if explained is not None:
-        held.about.pop("beside", None)
+    if explained is not None and SECOND in held.about.pop("beside", "").split(", "):
+        held.about["beside"] = SECOND
     judgement = judge_tensors(keys, found, held.about, explained)
     where = place(held.about) if "layer" in held.about else "not told by the file"
     about = {"File": Path(path).name, "Kernel": named(keys[0]), "Captured at": where} | circumstances(device)

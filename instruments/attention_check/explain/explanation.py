@@ -290,6 +290,8 @@ def _located(
     least, (batch, heads, n_q, _) = min(numbers.rounding, UNITS * numbers.fmt.unit_roundoff), numbers.rows.shape
     wrong = (found.errors > 3 * least) & wrong_rows[..., None]
     where = wrong_regions(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
+    if not where.is_known:  # rows here and there: where one weight takes all, many maps give the same
+        return where, None
     at = [indices.unique() for indices in wrong_rows.nonzero(as_tuple=True)]
     entries, heads_at, rows_at = (
         each[on_axis[spread(len(on_axis), most)]] for each, on_axis, most in zip(found.places, at, FEW)
