@@ -1,17 +1,12 @@
 """What the tests of training share: small configurations, the command line, processes that end or are killed, the
 comparison of two runs' weights."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import torch
 from safetensors.torch import load_file
 
-from fa_lib.execution.paths import ROOT
 from fa_lib.training.config import Arm, Config, RunSpec
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import weights
@@ -34,28 +29,3 @@ def same_weights(a, b, step):
 def command(*words):
     """One training run, as a process of its own."""
     return [sys.executable, "-m", "fa_lib", "dev", "train", "--config", "tiny", *map(str, words)]
-
-
-def begun(words, **options):
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
-def ended(process):
-    """What a process printed; it must end well."""
-    out, error = process.communicate(timeout=240)
-    assert process.returncode == 0, error
-    return out
-
-
-def kill_when(files, processes):
-    """Kill the group of each process when its file is there."""
-    left = dict(zip(files, processes))
-    while left:
-        for file, process in list(left.items()):
-            assert file.exists() or process.poll() is None, process.communicate()[1]
-            if file.exists():
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                assert process.returncode == -signal.SIGKILL
-                del left[file]
-        time.sleep(0.005)

@@ -14,10 +14,7 @@ from fa_lib.training.run import train
 from fa_lib.training.run_folder import load_weights, weights
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for the runs below: read at the first product on a GPU
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)

@@ -9,11 +9,7 @@ from safetensors.torch import save_file
 
 from fa_lib import draw, load
 
-DIGESTS = {
-    "uniform": "84e56a574f5dcd73",
-    "normal": "83e3ac8676b03226",
-    "outliers": "72bdb2ea2ed4eeb5",
-}
+DIGESTS = {"uniform": "84e56a574f5dcd73", "normal": "83e3ac8676b03226", "outliers": "72bdb2ea2ed4eeb5"}
 
 
 def digest(tensors):

@@ -16,11 +16,7 @@ from fa_lib.numerics.formats import E2M1, E4M3
 
 E2M1_INFO, E4M3_INFO = gfloat.formats.format_info_ocp_e2m1, gfloat.formats.format_info_ocp_e4m3
 E5M2_INFO = gfloat.formats.format_info_ocp_e5m2
-MX = {
-    "MXFP8": (E4M3_INFO, 8),
-    "MXFP8_E5M2": (E5M2_INFO, 15),
-    "MXFP4": (E2M1_INFO, 2),
-}
+MX = {"MXFP8": (E4M3_INFO, 8), "MXFP8_E5M2": (E5M2_INFO, 15), "MXFP4": (E2M1_INFO, 2)}
 TILING = Tiling(64, 64)
 
 

@@ -209,9 +209,8 @@ class Kernel:
                     unwritten_reads.setdefault((self.entry.name, line), str(read))
             return block_run.steps
 
-        if blocks is None:
-            blocks = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid)))]
-        numbers = [*blocks]
+        every = ((x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid))))
+        numbers = [*(every if blocks is None else blocks)]
         count = 1 if self.ordered or observer is not None else min(threads or torch.get_num_threads(), len(numbers))
         title, looks = self.entry.name[:LONGEST], dict[str, Any](unit="block", delay=DELAY_S, leave=False, disable=None)
         return Done(sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks)), len(numbers))

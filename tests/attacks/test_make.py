@@ -18,12 +18,7 @@ from processes import lives, wait_until
 from fa_lib.execution.paths import PACKAGE, ROOT
 
 SHELL = "'; touch {0}; '\"; touch {0}; \" $(touch {0}) `touch {0}` ; touch {0} #"
-NAMES = {
-    "KERNEL": ["report"],
-    "FORMAT": ["report", "QKV=a.npz"],
-    "SCALE": ["figures"],
-    "SEEDS": ["mutants"],
-}
+NAMES = {"KERNEL": ["report"], "FORMAT": ["report", "QKV=a.npz"], "SCALE": ["figures"], "SEEDS": ["mutants"]}
 
 
 def environment(**more):

@@ -20,13 +20,7 @@ from typer.testing import CliRunner
 from attention_check.commands import reports
 from attention_check.isolation import worker
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
-from attention_check.isolation.isolated_kernel import (
-    MOST_ENDINGS,
-    IsolatedKernel,
-    all_isolated,
-    conduct,
-    isolated,
-)
+from attention_check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKernel, all_isolated, conduct, isolated
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel

@@ -27,7 +27,7 @@ from attention_check.report.labels import LABELS, NOTES, subject
 from attention_check.report.sentences import WORDINGS, headline
 from attention_check.report.wordings import as_times, times
 from attention_check.testing import assert_attention_close
-from attention_check.testing.checks import check_lines, check_named, chosen
+from attention_check.testing.checks import chosen
 from fa_lib import kernels
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.inputs import draw
@@ -92,16 +92,6 @@ def test_a_model_of_which_nothing_was_compared_is_not_judged_and_the_reason_is_t
         layer(x, x, x)
         layer(x, x, x, need_weights=False)
     assert probe.calls == 1 and probe.skipped == {("all", Why.WEIGHTS): 1}
-
-
-def test_a_result_that_was_asked_and_does_not_count_is_not_called_unasked():
-    results = check_named("unfused", ["hidden_row"])
-    results = {"hidden_row": results["hidden_row"]}  # and not hidden_row_gradients
-    assert results["hidden_row"].reported and results["hidden_row"].passed is None
-    assert (
-        check_lines("unfused", results)[0].endswith("1 reported.")
-        and "not run" not in check_lines("unfused", results)[1]
-    )
 
 
 def test_checks_are_found_by_any_word_of_their_names_and_written_into_a_folder(tmp_path):
@@ -485,23 +475,3 @@ def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kerne
     says = "NaN" if "nan" in name else r" is [\d.]+ times"
     assert re.search(says, written_test_says(tmp_path / "test_it.py", monkeypatch))
     assert written_test_says(tmp_path / "test_it.py", monkeypatch, f"shrunk_{name}:right") == ""
-
-
-def test_compare_says_when_a_difference_is_rounding_and_when_a_layout_is_wrong(tmp_path):
-    def compared(a, b, n):
-        record = tmp_path / "compared.json"
-        done = command("compare", a, b, "--n", n, "--json", record)
-        assert done.exit_code == 0, done.output
-        return json.loads(record.read_text()), done.output
-
-    held, words = compared("flash", "as_shipped", 256)
-    assert held["is_rounding"] and "rounding" in words, words
-    (tmp_path / "laid_out.py").write_text(
-        f"{SDPA}def f(q, k, v): return sdpa(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)"
-    )
-    held, words = compared("flash", f"{tmp_path}/laid_out.py:f", 64)
-    row = held["bounds"]["b"]
-    assert row["times"] > 1 and (row["key"], row["same"]) == ("layout_all_bshd", True) and not held["is_rounding"]
-    assert subject(row) in words and "rounding" not in words
-    held, words = compared("flash", f"{tmp_path}/laid_out.py:f@bshd", 64)
-    assert held["is_rounding"] and "rounding" in words, words

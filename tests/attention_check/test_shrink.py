@@ -12,7 +12,7 @@ import torch
 from in_a_folder import written_test_says as told
 from safetensors.torch import save_file
 
-from attention_check.explain.shrink import Capture, Failure, failure, shrink, smallest, write
+from attention_check.explain.shrink import Capture, Failure, failure, shrink, write
 from attention_check.explain.standalone_test import judged
 from fa_lib import draw, kernels
 from fa_lib.execution.paths import ROOT
@@ -173,19 +173,6 @@ def test_the_written_test_calls_the_kernel_as_it_was_called(tmp_path, monkeypatc
     assert told(test, monkeypatch) == ""
     with pytest.raises(ValueError, match="kernel: got 'test_shrink:flash_attns@varlen'; accepted are the layouts"):
         shrink("test_shrink:flash_attns@varlen", path)
-
-
-def test_few_items_are_found_by_halves_and_blocks():
-    tried = []
-
-    def both(items):
-        tried.append(items)
-        return {11, 900} <= {*items}
-
-    assert smallest(tuple(range(8)), lambda items: 5 in items) == (5,)
-    left = smallest(tuple(range(1024)), both)
-    assert {11, 900} <= {*left} and len(left) <= 64 and len(tried) < 70
-    assert smallest((1, 2, 3), lambda items: {*items} == {1, 2, 3}) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("distribution", ["normal", "uniform", "peaked", "one-signed V"])

@@ -26,10 +26,7 @@ REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention"
 def test_without_low_precision_the_emulations_are_attention(parts):
     q, k, v = finds.draw_in_format("normal", 0, FP32, 5, 192, 2)
     exact = golden(q, k, v, inputs=FP32)
-    for o in (
-        finds.key_by_key(q, k, v, accumulator=FP64, parts=parts),
-        finds.in_parts(q, k, v, FP32, parts, block=16),
-    ):
+    for o in (finds.key_by_key(q, k, v, accumulator=FP64, parts=parts), finds.in_parts(q, k, v, FP32, parts, block=16)):
         assert (o - exact).abs().max() < 64 * FP32.unit_roundoff * v.abs().max()
 
 

@@ -13,8 +13,5 @@ extension = CUDAExtension(
     extra_compile_args={"cxx": ["-O2"], "nvcc": ["-O3", "-gencode", "arch=compute_80,code=sm_80"]},
 )
 setup(
-    name="minimal_attention",
-    packages=find_packages(),
-    ext_modules=[extension],
-    cmdclass={"build_ext": BuildExtension},
+    name="minimal_attention", packages=find_packages(), ext_modules=[extension], cmdclass={"build_ext": BuildExtension}
 )
