@@ -116,12 +116,24 @@ def test_gradients_in_coarser_arithmetic_and_nan():
 def test_how_often_parts_count_is_told_in_words():
     with_fewer, with_more = by_hand(slice(128))[0], by_hand(rows=slice(64, 96))[1]
     text = f"{fa_lib.explain(**RIGHT | dict(dq=with_fewer, dv=with_more), causal=True)}"
-    assert "dq is right but for how often parts count: in rows 0 to 191 keys 128 to 191 do not count." in text
-    assert "dv is right but for how often parts count: in keys 0 to 191 rows 64 to 95 count twice." in text
+    assert "dq is right but for how often parts count (entry" in text
+    assert ": in rows 0 to 191 keys 128 to 191 do not count." in text
+    assert ": in keys 0 to 191 rows 64 to 95 count twice." in text
     text = f"{fa_lib.explain(**RIGHT | dict(dq=in_place(DQ, (..., slice(64, None), slice(None)), 3e4)), causal=True)}"
     assert "dq is wrong in rows 64 to 191 (67% of the rows), with values of no relation" in text
     text = f"{fa_lib.explain(**RIGHT | dict(dq=1.5 * DQ + 1.0, dk=1.5 * DK + 1.0), causal=True)}"
     assert "dv is right, and so are P and dO: look at dS" in text
+
+
+def test_hidden_keys_may_hold_nan_beside_a_wrong_gradient():
+    q, k, v, dO = (x.float() for x in (Q[:, :2], K, V, DO[:, :2]))
+    mask = torch.ones(N, N, dtype=torch.bool)
+    mask[:, 150:] = False
+    o, others = gradients(q, k, v, dO, attn_mask=mask)
+    others["dq"][:, :, 64:96] *= 1.5
+    k[0, 0, 160], v[0, 0, 170] = math.nan, math.nan
+    found = {each.name: each for each in fa_lib.explain(q, k, v, o, mask=mask, dO=dO, **others).others}
+    assert found["dq"].verdict == Verdict.BUG
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])

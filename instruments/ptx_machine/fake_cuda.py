@@ -21,9 +21,8 @@ from ptx_machine.memory import NANS
 
 FAKED_GPU: ContextVar[GPU | None] = ContextVar("fake_cuda", default=None)  # the GPU inside `fake_cuda`
 UNWRITTEN: ContextVar[int] = ContextVar("unwritten", default=NANS)  # of the bytes that nobody has written
-UNWRITTEN_READS: ContextVar[dict[tuple, str] | None] = ContextVar("unwritten_reads", default=None)
-# kernel and line that read them -> where, if somebody wants to know
-WATCH_RACES: ContextVar[bool] = ContextVar("watch_races", default=False)  # of every kernel in which they can be seen
+UNWRITTEN_READS: ContextVar[dict[tuple, str] | None] = ContextVar("unwritten_reads", default=None)  # by kernel, line
+WATCHED: ContextVar[list[bool] | None] = ContextVar("watched", default=None)  # of each launch, if races are looked for
 DEVICE = torch.device("cuda", 0)
 ANSWERS = {  # of tensors; their getters are no functions that torch lists
     Tensor.is_cuda.__get__: lambda x: True,  # pyright: ignore[reportAttributeAccessIssue]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ptx_machine.arguments import Structure, as_bytes, fill
 from ptx_machine.block import Block
 from ptx_machine.device import GPU
-from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS, WATCH_RACES
+from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS, WATCHED
 from ptx_machine.lanes import WARP
 from ptx_machine.memory import Global, Shared, Span, View
 from ptx_machine.mutate import DEFAULT_GPU, as_wanted
@@ -160,17 +160,9 @@ class Kernel:
         return self.launch(grid, block, shared, *self._parameters(arguments), **options)
 
     def launch(
-        self,
-        grid: Iterable[int],
-        block: Iterable[int],
-        shared: int,
-        parameters: np.ndarray,
-        spans: Iterable[Span],
-        *,
-        blocks: Iterable[Size] | None = None,
-        unwritten: int | None = None,
-        threads: int | None = None,
-    ) -> Done:
+        self, grid: Iterable[int], block: Iterable[int], shared: int, parameters: np.ndarray, spans: Iterable[Span], *,
+        blocks: Iterable[Size] | None = None, unwritten: int | None = None, threads: int | None = None,
+    ) -> Done:  # fmt: skip
         """Run the kernel with the bytes of its parameters.
 
         Args:
@@ -194,7 +186,10 @@ class Kernel:
         unwritten_reads = UNWRITTEN_READS.get()
         outer, constants = Global([*spans, *self._spans], unwritten_reads is not None), Global(self._spans)
 
-        observer, races = OBSERVER.get(), self.races or WATCH_RACES.get() and not self._runs_beside
+        observer, watched = OBSERVER.get(), WATCHED.get()  # of a launch: whether its races are looked for
+        races = self.races or watched is not None and not self._runs_beside
+        if watched is not None:
+            watched.append(races)
         code = code if observer is None else observer(code, names, gpu)
 
         def run(number: Size) -> int:

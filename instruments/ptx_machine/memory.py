@@ -151,16 +151,22 @@ class Shared:
         if self.races is not None:
             self.races.reads(starts, size, lanes)
 
-    def writes(self, starts: Lanes, size: int, lanes: Lanes) -> None:
-        """Note writes of `size` bytes from starts (lanes,), by the lanes, bool (32,).
+    def writes(self, starts: Lanes, values: np.ndarray, lanes: Lanes) -> None:
+        """Note writes of values (lanes, size) at starts (lanes,), by the lanes, bool (32,), before they are done.
 
         Raises:
-            BadAccess: a write races with another access.
+            BadAccess: a write of other values than there are races with another access.
         """
+        size = values.shape[1]
+        if self.races is not None:
+            changes = (gather(self.data, starts, size) != values).any(1)
+            if self.written is not None:
+                changes |= ~gather(self.written, starts, size).all(1)
+            changing = lanes.copy()
+            changing[lanes] = changes
+            self.races.writes(starts[changes], size, changing)
         if self.written is not None:
             self.written[starts.astype(np.int64)[:, None] + np.arange(size)] = True
-        if self.races is not None:
-            self.races.writes(starts, size, lanes)
 
     @contextmanager
     def together(self, starts: Lanes) -> Iterator[None]:
@@ -232,9 +238,9 @@ class View:
             BadAccess: a lane may not write there.
         """
         for where, at, lanes, memory in self._places(space, addresses, values.shape[1], mask, local):
-            where(at[lanes], values[lanes])
             if isinstance(memory, Shared):
-                memory.writes(at[lanes], values.shape[1], lanes)
+                memory.writes(at[lanes], values[lanes], lanes)
+            where(at[lanes], values[lanes])
 
     def _places(self, space, addresses, size, mask, local):
         """Yield, for each memory that lanes access, (function of starts and values that reads or writes, starts, lanes,

@@ -430,7 +430,7 @@ def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
     singles = ("causal", "boolean_mask", "added_mask", "softcap", "sinks", "one_query_decoding")
     assert {rows[each]["outcome"] for each in singles} == {"answered"}
     right = {row["asked"]: row["outcome"] for row in contract(attention)}
-    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "window_left", "scale"}
+    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "scale"}
     assert len(right) > sum(not each.combines for each in CAPABILITIES)
 
 

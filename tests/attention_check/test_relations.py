@@ -184,7 +184,7 @@ def test_each_relation_is_broken_by_a_kernel_with_that_fault(key):
     assert row["outcome"] == "breaks" and not row["number"] <= row["limit"]
 
 
-def test_a_log_sum_exp_to_base_2_is_a_convention_and_one_whose_gradient_is_dropped_breaks():
+def test_a_log_sum_exp_to_base_2_and_dropped_gradients_of_it_are_conventions():
     rows = {row["case"]: row for row in relate(wrong("a log-sum-exp in base 2"), "splits", "BF16", n=N)}
     assert rows.pop("log-sum-exp")["problem"] == "to base 2"
     assert {row["outcome"] for row in rows.values()} == {"rounding"}
@@ -196,13 +196,25 @@ def test_a_log_sum_exp_to_base_2_is_a_convention_and_one_whose_gradient_is_dropp
 
         @staticmethod
         def backward(ctx, dL):
-            return torch.zeros_like(dL)
+            return factor * dL
 
     def kernel(q, k, v):
         o, L = attention(q, k, v, return_lse=True)
         return o, Dropped.apply(L)
 
-    assert [row["outcome"] for row in relate(kernel, "splits", "BF16", n=N)] == ["rounding"] * 3 + ["breaks"]
+    for factor, outcome in ((0, "convention"), (2, "breaks"), (1, "rounding")):  # noqa: B007
+        assert [row["outcome"] for row in relate(kernel, "splits", "BF16", n=N)] == ["rounding"] * 3 + [outcome]
+
+
+@pytest.mark.parametrize("second", ["maximum", "weights", "log-sum-exp in BF16"])
+def test_a_second_output_that_nobody_promised_is_no_log_sum_exp(second):
+    def kernel(q, k, v, **options):
+        S = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+        beside = dict(maximum=S.amax(-1), weights=torch.softmax(S, -1)).get(second, S.logsumexp(-1).bfloat16())
+        return attention(q, k, v), beside
+
+    outcomes = {row["outcome"] for row in relate(kernel, "splits", "BF16", n=N)}
+    assert outcomes == ({"rounding"} if second == "log-sum-exp in BF16" else {"not_asked"})
 
 
 def masked_by(low, added=False):

@@ -40,6 +40,10 @@ def test_a_write_after_a_read_needs_a_barrier_too():
         run(WRITE, MEET, READ, "setp.lt.u32 %p1, %r1, 32;", f"@!%p1 {again}")
 
 
+def test_writes_of_what_is_there_already_do_not_race():
+    assert run("st.shared.u32 [%r3], 7;", MEET, READ.replace("%r6", "%r3")) == [7] * 64
+
+
 def test_a_barrier_that_a_warp_only_arrives_at_orders_one_way():
     """Warp 0 tells and goes on; warp 1 waits for it."""
     parts = "setp.lt.u32 %p1, %r1, 32; @%p1 st.shared.u32 [%r4], %r1; @%p1 bar.arrive 1, 64; @!%p1 bar.sync 1, 64;"

@@ -80,10 +80,15 @@ def check_tensors(
             behaved = conduct(judged)
     keys = tuple(answers)
     found = replace(examine_tensors(q, k, v, options, answers, keys[0]), gradients=back, conduct=behaved)
-    explained = explain_call(explain_read(path, reading)["o"]) if judged == RAN else None
+    explained, why = None, ""
+    if judged == RAN:
+        try:
+            explained = explain_call(explain_read(path, reading)["o"])
+        except ValueError as error:  # it takes fewer dimensions and dtypes
+            why = message(error)
     if explained is not None and SECOND in held.about.pop("beside", "").split(", "):
         held.about["beside"] = SECOND
-    judgement = judge_tensors(keys, found, held.about, explained)
+    judgement = judge_tensors(keys, found, held.about, explained, why)
     where = place(held.about) if "layer" in held.about else "not told by the file"
     about = {"File": Path(path).name, "Kernel": named(keys[0]), "Captured at": where} | circumstances(device)
     stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""

@@ -222,7 +222,7 @@ def check_tensors(
     window: WINDOW = "",
     allow_large: ALLOW_LARGE = False,
 ) -> None:
-    """Judge captured Q, K and V: which heads are risky, how far kernels are on them, which change would help.
+    """Judge captured Q, K and V: which heads are risky, how far kernels are on them, and was what ran right?
 
     Every tensor of the file is used, or refused: o (the output that is judged), mask, causal, scale, softcap, window,
     sinks, dO, under the names that torch and flash-attn give them, too. Nothing is loaded by pickle.

@@ -145,12 +145,14 @@ def _other(each, found):
         believed = "" if found.dialect else " as you believe it"
         return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
     if each.change == "parts":
-        rows, parts = ("row", "key") if each.name == "dq" else ("key", "row")
-        return "right but for how often parts count: " + "; ".join(
-            f"in {_span(rows, *at)} {', '.join(f'{_span(parts, *part[:2])} {_times(part[2])}' for part in found)}"
-            for at, found in each.counts
-            if found
-        )
+        rows, parts = ("rows", "keys") if each.name == "dq" else ("keys", "rows")
+        (entry, head), counts = each.counts
+        where = f" (entry {entry}, head {head} of k)" if each.looked_at[1] > 1 else ""
+        lines = (
+            f"in {rows} {at[0]} to {at[1]} {', '.join(f'{parts} {a} to {b} {_times(c)}' for a, b, c in found)}"
+            for at, found in counts if found
+        )  # fmt: skip
+        return f"right but for how often parts count{where}: {'; '.join(lines)}"
     if each.change in ("not_finite", "zero"):
         return f"{CHANGES[each.change]} in {_where(each.where)}, and right elsewhere"
     if each.change:
@@ -165,10 +167,6 @@ def _other(each, found):
         foreign = ", with values of no relation, as of memory that nobody wrote" if each.residual > FOREIGN else ""
         return f"wrong in {_where(each.where)}{foreign}: {off}"
     return f"not that of {what(found.dialect)}: {off}"
-
-
-def _span(name, first, last):
-    return f"{name}s {first} to {last}"
 
 
 def _times(count):

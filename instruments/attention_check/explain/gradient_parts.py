@@ -11,7 +11,7 @@ from attention_check.conventions.derivatives import Group, deltas, slopes
 
 MOST, LEAST = 32, 16  # parts of the keys or rows; of these in a part
 SCORES = 2**24
-SHOWS = 0.03  # of a gradient's size: what a part adds to it, where it can be seen whether it counts
+SHOWS = 0.03  # of a gradient's size: what a part adds to it, where it can be seen how often it counts
 WHOLE = 0.1  # so near to a whole number a count is, beside rounding
 Counts = tuple[tuple[tuple[int, int], tuple[tuple[int, int, int], ...]], ...]  # rows of it, and (first, last, count)
 
@@ -24,28 +24,32 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
 
     Returns:
         x and what it should then be, of the features that were not fitted, and the counts; None where they are no
-        whole numbers, or all are 1, or the scores are more than SCORES.
+        whole numbers from 0 on, or all are 1, or there are more than SCORES. A part that is hidden has the count None.
     """
     rows = group.rows
-    if rows.products.numel() > SCORES or not x.isfinite().all():
+    k, v = (each.nan_to_num(0.0, 0.0, 0.0) for each in (rows.k, rows.v))  # hidden keys may hold anything
+    if rows.products.numel() > SCORES or MOST * max(rows.q.numel(), k.numel()) > SCORES:
         return None
-    P, dP = weights(rows), group.dO @ rows.v.mT  # (1, heads, n_q, n_kv)
+    P, dP = weights(rows), group.dO @ v.mT  # (1, heads, n_q, n_kv)
     dlse = 0.0 if group.dlse is None else group.dlse[..., None]
     dS = rows.scale * P * slopes(rows) * (dP - deltas(rows, group.dO)[..., None] + dlse)
-    map_, given = {"dq": (dS, rows.k), "dk": (dS.mT, rows.q), "dv": (P.mT, group.dO)}[name]
+    dS = dS.where(P > 0, 0.0)
+    map_, given = {"dq": (dS, k), "dk": (dS.mT, rows.q), "dv": (P.mT, group.dO)}[name]
     cut, at = (_parts(n) for n in (given.shape[2], map_.shape[2]))
     each = torch.stack([(map_[..., part] @ given[:, :, part])[0] for part in cut])  # (parts, heads, n, d)
     each, x = (each, x) if name == "dq" else (each.sum(1, keepdim=True), x[None])
+    if not (each.isfinite().all() and x.isfinite().all()):
+        return None
     counts, due = [], torch.zeros_like(x[..., 1::2])
     for part in at:
         A, y = each[:, :, part, ::2].flatten(1).mT, x[:, part, ::2].flatten()
-        shows = A.norm(dim=0) > SHOWS * y.norm()  # what is hidden, or has hardly a weight, may count as it likes
+        shows = A.norm(dim=0) > SHOWS * y.norm()  # the others are taken to count once
         found = torch.ones(len(cut)).double()
         found[shows] = torch.linalg.lstsq(A[:, shows], (y - A[:, ~shows].sum(1))[:, None]).solution[:, 0]
         count = found.round()
-        if not ((found - count).abs() <= WHOLE).all():
+        if not ((found - count).abs() <= WHOLE).all() or count.min() < 0:
             return None
-        counts.append(tuple(int(c) if shown else None for c, shown in zip(count, shows)))
+        counts.append(tuple(int(c) if shown else None for c, shown in zip(count, A.any(0))))
         due[:, part] = torch.tensordot(count, each[:, :, part, 1::2], 1)
     if all(count in (1, None) for line in counts for count in line):
         return None

@@ -147,6 +147,8 @@ def gradient(right: RightGradients, name: str, choices: list[Convention]) -> Oth
     """
     x, as_read = _in_a_known_shape(right, name)
     due, bounds = right.of_heads(name, right.values), right.bounds(name)
+    if not due.isfinite().any():
+        raise Unfit("its right value is not finite")
     x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
     error = (x - due).abs().nan_to_num(math.inf)
     residual, times = _residual(x, due), (error / bounds).nan_to_num(0.0, math.inf).max().item()
@@ -162,10 +164,8 @@ def gradient(right: RightGradients, name: str, choices: list[Convention]) -> Oth
         if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
             where = wrong_regions(rows.expand_as(x), right.places(name), right.shape(name))
             return as_output(verdict=Verdict.BUG, change=value, where=where)
-    for likely in (
-        _other_gradients(right, name, x, worst, choices), _of_another_delta(right, name, x, worst),
-        _of_parts(right, name, x, worst),
-    ):  # fmt: skip
+    for made in (partial(_other_gradients, choices=choices), _of_another_delta, _of_parts):
+        likely = made(right, name, x, worst)
         tried = [(_residual(*each), change, more) for change, *each, more in likely]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
         if least <= near:
@@ -278,7 +278,7 @@ def _of_parts(right, name, x, worst):
     if right.groups[worst].rows.dialect.is_standard:
         found = counted(right.groups[worst], name, _of_group(right, name, x, worst))
         if found:
-            yield "parts", *found[:2], dict(counts=found[2])
+            yield "parts", *found[:2], dict(counts=(divmod(worst, right.across), found[2]))
 
 
 def _residual(x: Tensor, due: Tensor) -> float:

@@ -92,7 +92,8 @@ class OtherOutput:
         change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
             found. factor: of a change that is one. dialect: that which it is of, where it is not the output's.
         where: the parts that are wrong; None where none are, or all.
-        counts: of a change in how often parts count: `gradient_parts.counted`.
+        counts: of a change in how often parts count: entry and head of k, of those that are looked at, and of
+            `gradient_parts.counted`.
         looked_at: heads of k and v of all entries, or rows of a log-sum-exp; of how many.
     """
 

@@ -21,7 +21,7 @@ from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine.device import GPU
 from ptx_machine.extension import torch_extensions
-from ptx_machine.fake_cuda import UNWRITTEN_READS, WATCH_RACES, fake_cuda
+from ptx_machine.fake_cuda import UNWRITTEN_READS, WATCHED, fake_cuda
 from ptx_machine.memory import NANS, Unwritten
 from ptx_machine.sources import FLASH_ATTN
 from ptx_machine.triton_driver import triton
@@ -66,13 +66,10 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
             raise ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux") from error
         raise
     if LAUNCHES_ITSELF in inspect.signature(fn).parameters:
-        return wraps(fn)(partial(fn, gpu=gpu))
+        return _watchable(wraps(fn)(partial(fn, gpu=gpu)))
 
     @wraps(fn)
     def in_its_arithmetic(q, k, v, **options):
-        if options.pop(RACES, False):
-            with _watching_races():
-                return in_its_arithmetic(q, k, v, **options)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return _InItsArithmetic.apply(fn, gpu, options, q, k, v)
 
@@ -82,16 +79,26 @@ def kernel(kernel: KernelRef | str | Callable, gpu: str | GPU) -> Callable:
 
         return _of_written_memory(run, lambda o: o if isinstance(o, (tuple, list)) else [o])
 
-    return in_its_arithmetic
+    return _watchable(in_its_arithmetic)
 
 
-@contextmanager
-def _watching_races() -> Iterator[None]:
-    token = WATCH_RACES.set(True)
-    try:
-        yield
-    finally:
-        WATCH_RACES.reset(token)
+def _watchable(fn: Callable) -> Callable:
+    """Give a kernel the option RACES: it then refuses a call without launches, or with one that cannot be watched."""
+
+    @wraps(fn)
+    def kernel(q, k, v, **options):
+        if not options.pop(RACES, False):
+            return fn(q, k, v, **options)
+        token = WATCHED.set(watched := [])
+        try:
+            o = fn(q, k, v, **options)
+        finally:
+            WATCHED.reset(token)
+        if not watched or not all(watched):
+            raise NotImplementedError("what it launches cannot be watched for races")
+        return o
+
+    return kernel
 
 
 @contextmanager

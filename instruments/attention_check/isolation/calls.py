@@ -86,7 +86,7 @@ def judged_by_one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _its_threads():
+def its_threads():
     """Inside, a kernel's call, torch has as many threads as `judged_by_one_thread` found."""
     own, now = _KERNELS_THREADS.get(), torch.get_num_threads()
     if own in (None, now):
@@ -105,7 +105,7 @@ def call_or_raise(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor,
     Raises:
         KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
     """
-    with kernel_errors(), _its_threads():
+    with kernel_errors(), its_threads():
         o = first_output(fn(q, k, v, **options))
     if not isinstance(o, torch.Tensor):
         raise KernelError(Outcome.MALFORMED, f"returns {type_name(o)}, where a tensor is due")
@@ -176,6 +176,6 @@ class _Guarded(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dO):
         wanted = [x for x in ctx.given if x.requires_grad]
-        with kernel_errors(), _its_threads():
+        with kernel_errors(), its_threads():
             grads = iter(gradients(ctx.o, wanted, dO))
         return None, None, *(next(grads) if x.requires_grad else None for x in ctx.given)

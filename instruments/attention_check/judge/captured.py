@@ -25,7 +25,7 @@ LITTLE = 0.5  # of rows that see their own key: fewer do not by padding alone
 
 def judge_tensors(
     names: Sequence[str], found: TensorMeasurements, about: Mapping[str, str] | None = None,
-    explained: Explanation | None = None,
+    explained: Explanation | None = None, unexplained: str = "",
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
     and its error is not that of another attention. With fewer than FEW rows in FP32, being within its own bound is
@@ -34,10 +34,11 @@ def judge_tensors(
 
     Args:
         names: kernels; the first is judged. about: of the Capture.
-        explained: what the output that was captured is, and what came with it; more than rounding fails.
+        explained: what the output that was captured is, and what came with it. A BUG fails, and o under another
+            convention; coarser arithmetic is reported, and the rule decides. unexplained: why it was not explained.
     """
     about, far = about or {}, found.deviations
-    findings = [*of_conduct(found.conduct), *_of_explanation(explained)]
+    findings = [*of_conduct(found.conduct), *_of_explanation(explained, unexplained)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
         bad = rows[rows.outcome != Outcome.ANSWERED]
@@ -65,11 +66,15 @@ def judge_tensors(
     return Judgement("tensors", names[0], tuple(findings), label_of(names[0]))
 
 
-def _of_explanation(explained):
+def _of_explanation(explained, why):
+    if why:
+        yield Finding("not_explained", Severity.REPORTED, dict(why=why))
     if explained is None:
         return
     for tensor, verdict, times in explained.verdicts:
-        severity = Severity.PASSES if verdict == Explained.ROUNDING else Severity.FAILS
+        counts = verdict == Explained.BUG or verdict == Explained.CONVENTION and tensor == "o"
+        right = Severity.PASSES if verdict == Explained.ROUNDING else Severity.REPORTED
+        severity = Severity.FAILS if counts else right
         yield Finding("explained", severity, dict(tensor=tensor, verdict=verdict.name), times, limit=1.0)
     if explained.not_judged:
         yield Finding("not_explained", Severity.REPORTED, dict(why=explained.not_judged))

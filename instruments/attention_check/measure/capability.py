@@ -85,6 +85,7 @@ CAUSAL_FEWER, CAUSAL_ONE, FEWER, MORE = (
 )  # fmt: skip
 RACES = "watch_races"  # what is asked of GPU kernels in the machine, and the option that asks it
 WATCHED = Call(RACES, 64, 192, 1, 1)  # numpy runs it
+WINDOW_LEFT = "window_left"
 OFF_TILES = "length_203"  # a block of keys and one of queries is not full
 
 
@@ -134,7 +135,7 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
     Capability(Call(CAUSAL_ONE, 1, 256, options=dict(causal=True))),
     Capability(Call("gqa", 256, 256, heads=4)),
     *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),
-    Capability(Call("window_left", 256, 256, options=dict(window=(4, 0)))),  # fewer keys than a kernel may have parts
+    Capability(Call(WINDOW_LEFT, 256, 256, options=dict(window=(4, 0)))),  # fewer keys than a kernel may have parts
     _two("gqa", OFF_TILES, 203, 203, heads=4),
     *(_two(key, OFF_TILES, 203, 203, **option) for key, option in _options(203).items()),
     Capability(Call("boolean_mask_first", 64, 1300, options=dict(mask=_hidden_first(False))), ("boolean_mask",)),

@@ -29,6 +29,7 @@ from attention_check.measure.capability import (
     RACES,
     SINKS_GRADIENT,
     WATCHED,
+    WINDOW_LEFT,
     at_head_dim,
     crashed,
     kernel_fn,
@@ -89,8 +90,12 @@ def contract(
     for each in CAPABILITIES:
         if head_dims is None and each.key == HEAD_DIM or causal and each.key == MORE:
             continue  # causally, some of more queries see no key
-        if answered.issuperset(each.needs) and asker.ask(each.key, fmt, each.call) == Outcome.ANSWERED:
+        if not answered.issuperset(each.needs):
+            continue
+        if (outcome := asker.ask(each.key, fmt, each.call)) == Outcome.ANSWERED:
             answered.add(each.key)
+        elif each.key == WINDOW_LEFT and outcome == Outcome.REFUSED:
+            asker.rows.pop()  # as "window" says
     for d in head_dims or ():
         if d not in HEAD_DIMS:
             asker.ask(HEAD_DIM, fmt, at_head_dim(d))
@@ -177,10 +182,10 @@ class _Asker:
         return self.row(asked, outcome, note, answer.problem, dim or 0, over)
 
     def ask_races(self, fmt: Format) -> None:
-        """Whether warps race for shared memory, of a kernel that the machine can watch."""
+        """Whether warps race for shared memory, of a kernel whose launches can all be watched; else there is no row."""
         q, k, v, options = self.inputs_of(fmt, WATCHED, 1)
         answer = call_kernel(self.fn, q, k, v, **options, **{RACES: True})
-        if answer.outcome != Outcome.REFUSED:
+        if answer.outcome == Outcome.ANSWERED or "a race" in answer.problem:
             self.row(RACES, answer.outcome, problem=answer.problem)
 
     def ask_gradients(self, fmt: Format) -> Outcome:
