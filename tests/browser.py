@@ -148,19 +148,6 @@ def test_run_all_draws_the_first_setting(page):
     page.screenshot(path=ROOT / "build" / "explore_1280.png")  # to be looked at
 
 
-def test_sliders_redraw_at_once(page):
-    slider(page, "keys B_c").locator(".noUi-handle").click()
-    for key, width in (("ArrowRight", 128), ("ArrowLeft", 64)):
-        page.keyboard.press(key)
-        wait_for(page, f"B_c = {width};")
-        assert slider(page, "keys B_c").locator(".widget-readout").inner_text() == str(width)
-    slider(page, "N").locator(".noUi-handle").click()
-    page.keyboard.press("ArrowRight")
-    wait_for(page, "N = 2048,")
-    page.keyboard.press("ArrowLeft")
-    wait_for(page, "N = 1024,")
-
-
 def test_menus_turn_the_verdict(page):
     choose(page, "accumulator O", "FP32")
     assert wait_for(page, "error; BF16; accumulator FP32;")[-1].startswith("Fails")

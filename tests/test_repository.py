@@ -141,11 +141,6 @@ def test_bad_claims_are_refused():
         ledger.with_headlines("no marks", ledger.ledger())
 
 
-def test_a_stale_page_is_noticed():
-    altered = ledger.ledger().assign(mean=lambda t: t["mean"] * 2)
-    assert ledger.with_headlines(ledger.PAPER.read_text(), altered) != ledger.PAPER.read_text()
-
-
 def test_files_appear_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.txt"
     with replacing(path) as temporary:
