@@ -34,6 +34,7 @@ SKIPPED = {  # a command, or a part of a python block -> why it does not run her
     "make lab": "make test-browser",
     "fa-lib check kernel examples/triton_attention.py:attention --gpu H100 --quick": LONG_GPU,
     "fa-lib check kernel my_package.attention:flash --gpu H100 --quick --exit-code --seed 0": LONG_GPU,
+    "fa-lib check kernel my_package/attention.py:flash --gpu A100 --quick --exit-code --seed 0": LONG_GPU,
     "fa-lib check kernel fa2 --gpu A100 --timeout 300": "25 minutes; " + HOURS_OF_NVCC,
     "fa-lib blame fa2 --gpu A100 -n 256": HOURS_OF_NVCC,
     "fa-lib check kernel my_package.attention:flash": GIVEN,
