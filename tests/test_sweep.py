@@ -171,6 +171,10 @@ def test_of_a_broken_pool_no_call_is_waited_for_and_no_worker_is_left():
             for _ in _as_done([Future()], pool):  # forgotten
                 pass
         raise BrokenProcessPool
+    with workers(2) as pool:  # one that stops, as by the lock of one that was killed, is not waited for
+        assert [*pool.map(abs, [-1, -2])] == [1, 2]
+        for pid in pool._processes:
+            os.kill(pid, signal.SIGSTOP)
     since = time.monotonic()
     with pytest.raises(BrokenProcessPool), workers(1) as pool:
         pool.submit(int).result()

@@ -23,7 +23,7 @@ def workers(count: int | str) -> Iterator[Executor | None]:
     first pool; they have the environment of that moment, and of torch one thread, since others do not survive a fork.
     Elsewhere they are spawned, and each imports anew.
 
-    Left by an error, it ends the calls that still run.
+    When it is left, the calls that still run are ended.
 
     Args:
         count: a number of processes, each with torch on one thread; 0: no executor, None, and `sweep` works in this
@@ -49,11 +49,10 @@ def workers(count: int | str) -> Iterator[Executor | None]:
     with ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(PACKAGE,)) as pool:
         try:
             yield pool
-        except BaseException:  # Ctrl-C among them; of a worker killed while another began, Python 3.11 waits for it
-            for child in multiprocessing.active_children():
+        finally:  # nobody waits for a worker: one that was killed may hold the lock that the others need to end, and
+            for child in multiprocessing.active_children():  # Python 3.11 waits for one that began meanwhile
                 if child not in others:
                     child.kill()
-            raise
 
 
 def share(jobs: int = 1) -> int:
