@@ -17,14 +17,12 @@ class Variant:
         label: as figures and reports show it.
         steps: of a Precision, name -> Format.
         algorithm: of an Algorithm, name -> value.
-        cost: what a kernel pays for it, in words.
     """
 
     key: str
     label: str
     steps: dict[str, Any] = field(default_factory=dict)
     algorithm: dict[str, Any] = field(default_factory=dict)
-    cost: str = ""
 
     def of(self, precision: Precision, algorithm: Algorithm | str = "fa2") -> dict[str, Any]:
         """Change the arguments of `tiled`, and return them in a dict: precision and algorithm."""

@@ -27,9 +27,9 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
         whole numbers from 0 on, or all are 1, or there are more than SCORES. A part that is hidden has the count None.
     """
     rows = group.rows
-    k, v = (each.nan_to_num(0.0, 0.0, 0.0) for each in (rows.k, rows.v))  # hidden keys may hold anything
-    if rows.products.numel() > SCORES or MOST * max(rows.q.numel(), k.numel()) > SCORES:
+    if max(rows.products.numel(), MOST * rows.q.numel(), MOST * rows.k.numel()) > SCORES or not x.isfinite().all():
         return None
+    k, v = (each.nan_to_num(0.0, 0.0, 0.0) for each in (rows.k, rows.v))  # hidden keys may hold anything
     P, dP = weights(rows), group.dO @ v.mT  # (1, heads, n_q, n_kv)
     dlse = 0.0 if group.dlse is None else group.dlse[..., None]
     dS = rows.scale * P * slopes(rows) * (dP - deltas(rows, group.dO)[..., None] + dlse)
@@ -38,7 +38,7 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
     cut, at = (_parts(n) for n in (given.shape[2], map_.shape[2]))
     each = torch.stack([(map_[..., part] @ given[:, :, part])[0] for part in cut])  # (parts, heads, n, d)
     each, x = (each, x) if name == "dq" else (each.sum(1, keepdim=True), x[None])
-    if not (each.isfinite().all() and x.isfinite().all()):
+    if not each.isfinite().all():
         return None
     counts, due = [], torch.zeros_like(x[..., 1::2])
     for part in at:

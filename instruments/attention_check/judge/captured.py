@@ -73,8 +73,8 @@ def _of_explanation(explained, why):
         return
     for tensor, verdict, times in explained.verdicts:
         counts = verdict == Explained.BUG or verdict == Explained.CONVENTION and tensor == "o"
-        right = Severity.PASSES if verdict == Explained.ROUNDING else Severity.REPORTED
-        severity = Severity.FAILS if counts else right
+        other = Severity.FAILS if counts else Severity.REPORTED
+        severity = Severity.PASSES if verdict == Explained.ROUNDING else other
         yield Finding("explained", severity, dict(tensor=tensor, verdict=verdict.name), times, limit=1.0)
     if explained.not_judged:
         yield Finding("not_explained", Severity.REPORTED, dict(why=explained.not_judged))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from attention_check.explain.explain_words import groups
-from attention_check.explain.verdict import Explanation, Verdict
+from attention_check.explain.verdict import Explanation
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.probe.probe import summary
@@ -29,8 +29,8 @@ def tensors_sections(found: TensorMeasurements, explained: Explanation | None = 
     said = [] if explained is None else groups(explained)
     return [
         Section("explained", "What fa-lib explain says", pd.DataFrame([
-            {BROKE: verdict != Verdict.ROUNDING, "verdict": verdict.name if verdict else "not judged",
-             "what it is": " ".join(words)} for verdict, words in said])),
+            {"verdict": verdict.name if verdict else "not judged", "what it is": " ".join(words)}
+            for verdict, words in said])),
         Section("heads", "How far each kernel is from the golden value", by_kernel(found.deviations),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
         Section("bound", "The judged output and its own bound", by_bound(found.bound)),
