@@ -249,4 +249,4 @@ def directions(pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "",
         DataFrame: pair, seed, score, steps, aligned.
     """
     table = sweep(direction, dict(job=jobs(pairs, runs)), cache=cache, executor=executor)
-    return table.drop(columns=["folder", "twin", "heads"])
+    return table.drop(columns=["folder", "twin"])

@@ -16,7 +16,6 @@ import pandas as pd
 import torch
 
 from fa_lib.numerics.wasserstein import wasserstein
-from fa_lib.training.alignment import aligned
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.run_folder import load_weights, missing_of, read_result, steps_of, weights
 
@@ -36,7 +35,7 @@ class Job:
     """Two runs to be compared.
 
     Attributes:
-        pair: a key of PAIRS. seed: of both runs. heads: of the transformer.
+        pair: a key of PAIRS. seed: of both runs.
         folder, twin: folders of the run, and of the run that it is compared with.
     """
 
@@ -44,7 +43,6 @@ class Job:
     seed: int
     folder: str
     twin: str
-    heads: int = 1
 
 
 def compare(job: Job) -> list[dict]:
@@ -62,23 +60,21 @@ def compare(job: Job) -> list[dict]:
     rows = []
     for step in sorted(set(steps_of(job.folder)) & set(steps_of(job.twin))):
         a, b = (load_weights(weights(folder, step)) for folder in (job.folder, job.twin))
-        rows.append(dict(step=step) | distances(a, b, job.heads))
+        rows.append(dict(step=step) | distances(a, b))
     return rows
 
 
-def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], heads: int = 1) -> dict[str, float]:
+def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, float]:
     """Measure how far weights a are from weights b.
 
     Args:
         a, b: name -> tensor; for each name both have one shape.
-        heads: of the transformer.
 
     Returns:
         dict. wasserstein: of each tensor's values, mean over tensors. wasserstein_by_size: the same, weighted by size.
         wasserstein_all: of all values at once. relative_wasserstein: the first, divided by the mean absolute weight of
         a tensor of b, mean over tensors. max, mean: of the absolute differences, element by element. relative_l2: of
-        a - b, divided by that of b. matched_l2: the same, a's units in the order of b's (`alignment`). key_bias: the
-        share of the first that the biases of key projections make.
+        a - b, divided by that of b. key_bias: the share of the first that the biases of key projections make.
 
     Raises:
         ValueError: a and b have other names or shapes.
@@ -88,8 +84,6 @@ def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], heads: int
     per_tensor = {n: wasserstein(a[n], b[n]) for n in a}
     sizes = np.array([x.numel() for x in a.values()])
     flat_a, flat_b = (torch.cat([w[n].reshape(-1).double() for n in a]) for w in (a, b))
-    reordered = aligned(a, b, heads)
-    flat_reordered = torch.cat([reordered[n].reshape(-1).double() for n in a])
     difference, wassersteins = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
     return dict(
         wasserstein=wassersteins.mean(),
@@ -99,7 +93,6 @@ def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], heads: int
         max=difference.max().item(),
         mean=difference.mean().item(),
         relative_l2=(difference.norm() / flat_b.norm()).item(),
-        matched_l2=((flat_reordered - flat_b).norm() / flat_b.norm()).item(),
         key_bias=sum(w for n, w in per_tensor.items() if n.endswith("to_k.bias")) / max(wassersteins.sum(), 1e-300),
     )
 

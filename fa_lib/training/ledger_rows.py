@@ -47,9 +47,6 @@ def of_context(table: pd.DataFrame, recipes: Mapping[str, pd.DataFrame], config:
         excess = (slope["flash"] - slope["init"]) / slope["init"].abs()
         id = "fig8-slope-init" if metric == "relative_wasserstein" else "fig8-slope-others"  # the one chosen before
         rows.append(claim(id, f"{where}, {MEASURES[metric]}", excess))
-    end = table[table.step == final].set_index(["pair", "seed"]).sort_index()
-    for pair, values in (end.matched_l2 / end.relative_l2)[["flash", "init"]].groupby("pair"):
-        rows.append(claim("fig8-matched", f"{where}, {PAIRS[pair].label}", values))
     for id, column in (("fig8-low-precision", "ratio"), ("fig8-low-slopes", "slopes")):
         for recipe, less in recipes.items():
             setting = f"{where}, {recipe}" if recipe else where

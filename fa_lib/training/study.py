@@ -77,8 +77,8 @@ def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
     fixed = dict(spec=spec, folder=str(folder))
     runs = sweep(train_arm, dict(seed=range(spec.seeds), arm=names), fixed=fixed, executor=executor)
     runs = runs.drop(columns=["folder", *asdict(spec)])
-    table = sweep(compare, dict(job=jobs(chosen, runs, spec.config.heads)), executor=executor, cache=cache)
-    return table.drop(columns=["folder", "twin", "heads"]), runs
+    table = sweep(compare, dict(job=jobs(chosen, runs)), executor=executor, cache=cache)
+    return table.drop(columns=["folder", "twin"]), runs
 
 
 def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
@@ -99,11 +99,11 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
     )  # fmt: skip
 
 
-def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
+def jobs(pairs: Iterable[str], runs: pd.DataFrame) -> list[Job]:
     """List the comparisons of pairs (keys of PAIRS). runs: of `study`, with the arms of each pair."""
     folders = {(row.arm, row.seed): row.at for row in runs.itertuples()}
     return [
-        Job(pair, int(seed), folders[PAIRS[pair].arm, seed], folders[PAIRS[pair].twin, seed], heads)
+        Job(pair, int(seed), folders[PAIRS[pair].arm, seed], folders[PAIRS[pair].twin, seed])
         for pair in pairs
         for seed in runs.seed.unique()
     ]
