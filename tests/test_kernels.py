@@ -15,6 +15,8 @@ from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, d
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import flash, golden, reference, refusal, rescales, tiled
 from fa_lib.kernels.gradients import gradients
+from fa_lib.kernels.rows import products
+from fa_lib.numerics import dots
 
 EXACT = Precision.uniform(FP64)
 
@@ -193,6 +195,20 @@ def test_golden_inputs_before_or_after_rounding():
     held = [round_to(x, BF16).bfloat16() for x in (q, k, v)]
     assert torch.equal(golden(*held, inputs=BF16), after)  # what is on the grid is not rounded again
     assert not torch.equal(golden(held[0], k, held[2], inputs=BF16), golden(held[0], k, held[2], inputs=FP64))
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16])
+def test_a_product_that_was_made_before_changes_no_bit(fmt):
+    q, k, v = draw("normal", 0, (2, 4, 97, 64), (2, 2, 203, 64))
+    q_k = products(q, k, fmt, dots.EXACT)
+    assert q_k.shape == (8, 97, 203) and products(q, k, fmt, dots.EXACT, at_most=1000) is None
+    assert products(q, k, FP32, dots.EXACT) is products(q, k, fmt, dots.DOUBLE_DOUBLE) is None
+    options = dict(causal=True, softcap=3.0)
+    uniform = dict(tiling=Tiling(32, 48), precision=Precision.uniform(fmt))
+    calls = (reference, dict(precision=Precision.materialized(fmt))), (tiled, uniform), (golden, dict(inputs=fmt))
+    for kernel, how in calls:
+        assert kernel(q, k, v, q_k=q_k, **how, **options).equal(kernel(q, k, v, **how, **options))
+    assert rescales(q, k, q_k=q_k, **uniform).equal(rescales(q, k, **uniform))
 
 
 def test_rescales_counts_what_raises_the_maximum():

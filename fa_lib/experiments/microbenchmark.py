@@ -109,7 +109,7 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
     for keys in block_kv:
         tiling = Tiling(keys, keys)
         if kernels.emulates(flash):
-            choices = dict(tiling=tiling, precision=uniform, algorithm=setup.algorithm)
+            choices = dict(tiling=tiling, precision=uniform, algorithm=setup.algorithm, q_k=problem.q_k(uniform))
             accepted = inspect.signature(flash).parameters
             o = flash(q, k, v, **{name: choices[name] for name in choices if name in accepted})
         elif fmt.dtype is None:

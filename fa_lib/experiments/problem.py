@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from fa_lib import kernels
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rows import products
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP64, Format, FormatLike
 from fa_lib.numerics.metrics import Deviation, deviation, over_baseline
@@ -63,22 +64,30 @@ class Problem:
     @cached_property
     def golden_of(self) -> Callable[[Format], Tensor]:
         """The exact result from inputs rounded to another format; each is computed once."""
-        return cache(lambda inputs: kernels.golden(self.q, self.k, self.v, inputs=inputs, **self.options))
+        return cache(lambda fmt: self._call(kernels.golden, Precision.kernel(fmt), inputs=fmt))
 
     @cached_property
     def reference(self) -> Callable[[Precision], Tensor]:
         """Baseline's output with a Precision; each is computed once."""
-        return cache(lambda precision: kernels.reference(self.q, self.k, self.v, precision=precision, **self.options))
+        return cache(lambda precision: self._call(kernels.reference, precision, precision=precision))
 
     def tiled(self, tiling: Tiling, precision: Precision, algorithm: Algorithm | str = "fa2", **more: Any) -> Tensor:
         """Compute Flash's output by `kernels.tiled`, (batch, heads, n_q, head_dim)."""
-        call: dict[str, Any] = dict(tiling=tiling, precision=precision, algorithm=algorithm)
-        return kernels.tiled(self.q, self.k, self.v, **call, **self.options, **more)
+        return self._call(kernels.tiled, precision, precision=precision, tiling=tiling, algorithm=algorithm, **more)
 
     def rescales(self, tiling: Tiling, precision: Precision) -> float:
         """Count how many tiles raised a row's maximum, mean over rows."""
-        counts = kernels.rescales(self.q, self.k, tiling=tiling, precision=precision, **self.options)
-        return counts.double().mean().item()
+        call: dict[str, Any] = dict(tiling=tiling, precision=precision, q_k=self.q_k(precision))
+        return kernels.rescales(self.q, self.k, **call, **self.options).double().mean().item()
+
+    @cached_property
+    def q_k(self) -> Callable[[Precision], Tensor | None]:
+        """`rows.products` for all kernels that take the inputs of a Precision; the last one is kept."""
+        multiply = lru_cache(1)(partial(products, self.q, self.k))
+        return lambda precision: multiply(precision.inputs, precision.products)
+
+    def _call(self, kernel, of, /, **how):
+        return kernel(self.q, self.k, self.v, q_k=self.q_k(of), **how, **self.options)
 
     def deviation(self, o: Tensor, fmt: FormatLike = BF16) -> Deviation:
         """Compute the Deviation of o, (batch, heads, n_q, head_dim), from the golden value, in ulp of a format."""

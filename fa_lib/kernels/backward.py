@@ -155,5 +155,5 @@ class Backward:
         dS = self.p.exponent.round_(dP.sub_(delta_i)).mul_(P)
         softcap = self.options.softcap
         if softcap is not None:
-            dS = dS * (1 - (scores.capped(q_i, k_j) / softcap) ** 2)
+            dS = dS * (1 - (scores.capped(q_i, k_j, j) / softcap) ** 2)
         return P, self.p.grads.round_(dS)

@@ -209,19 +209,21 @@ class ResolvedOptions:
         """Return the sink's logit (1, 1) of flattened head `head`; None where there are no sinks."""
         return None if self.sinks is None else self.sinks[head % len(self.sinks)].reshape(1, 1)
 
-    def rows(self, head: int, here: slice, products: Dot = EXACT) -> "Scores":
-        """Make the Scores of the rows `here`, a slice, of flattened head `head`; products: the Dot that sums Q Kᵀ."""
+    def rows(self, head: int, here: slice, products: Dot = EXACT, q_k: Tensor | None = None) -> "Scores":
+        """Make the Scores of the rows `here`, a slice, of flattened head `head`; products: the Dot that sums Q Kᵀ; q_k:
+        `rows.products`, or None."""
         index = np.unravel_index(head, self.lead)
         mask, keep = (None if x is None else x[index][here] for x in (self.mask, self.keep))
-        return Scores(self, here, mask, keep, self.sink(head), products)
+        return Scores(self, here, mask, keep, self.sink(head), products, None if q_k is None else q_k[head, here])
 
 
 class Scores:
     """Computes S of the rows `here` of one head, tile by tile: scaled, capped, masked, not yet rounded. mask and keep:
-    (rows, n_kv) of these rows, or None; sink: (1, 1) or None; products: the Dot that sums Q Kᵀ."""
+    (rows, n_kv) of these rows, or None; sink: (1, 1) or None; products: the Dot that sums Q Kᵀ; q_k: (rows, n_kv), Q Kᵀ
+    where it is known, or None."""
 
-    def __init__(self, options: ResolvedOptions, here: slice, mask, keep, sink, products: Dot):
-        self.o, self.mask, self.keep_mask, self.sink, self.products = options, mask, keep, sink, products
+    def __init__(self, options: ResolvedOptions, here: slice, mask, keep, sink, products: Dot, q_k: Tensor | None):
+        self.o, self.mask, self.keep_mask, self.sink, self.products, self.q_k = options, mask, keep, sink, products, q_k
         offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
         self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
         self.trivial = mask is None and options.left is None and options.right is None
@@ -234,7 +236,7 @@ class Scores:
     def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "rows keys"]:
         """Compute S of the rows, q (rows, head_dim), against keys, k (keys, head_dim) from the j-th on: -inf where a
         key is hidden."""
-        S = self.capped(q, k)
+        S = self.capped(q, k, j)
         if self.mask is not None:
             tile = self.mask[:, j : j + S.shape[1]]
             S = S.masked_fill_(~tile, -math.inf) if tile.dtype == torch.bool else S.add_(tile)
@@ -250,10 +252,11 @@ class Scores:
         own = torch.arange(self.first, self.last + 1, device=device)[:, None]
         return torch.arange(j, stop, device=device) - own
 
-    def capped(self, q: Tensor, k: Tensor) -> Tensor:
-        """Compute S (rows, keys) before masks, of q (rows, head_dim) and k (keys, head_dim): scale * Q Kᵀ, and softcap
-        * tanh(S / softcap) where there is one."""
-        S = self.products.scores(q, k).mul_(self.o.scale)
+    def capped(self, q: Tensor, k: Tensor, j: int) -> Tensor:
+        """Compute S (rows, keys) before masks, of q (rows, head_dim) and keys from the j-th on, k (keys, head_dim):
+        scale * Q Kᵀ, and softcap * tanh(S / softcap) where there is one."""
+        known, scale = self.q_k, self.o.scale
+        S = self.products.scores(q, k).mul_(scale) if known is None else known[:, j : j + len(k)] * scale
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
     def seen(self, S: Tensor) -> Tensor | Literal[True]:

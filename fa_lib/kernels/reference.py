@@ -13,7 +13,7 @@ from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
 from fa_lib.numerics.formats import FP64, Format
 
 
-def reference(q: Queries, k: Keys, v: Values, *, precision: Precision, **options) -> Outputs:
+def reference(q: Queries, k: Keys, v: Values, *, precision: Precision, q_k: Tensor | None = None, **options) -> Outputs:
     """Compute Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says. Differentiable.
 
     With `Precision.materialized(fmt)` it is PyTorch's unfused attention in fmt, the paper's Baseline. It is not
@@ -23,6 +23,7 @@ def reference(q: Queries, k: Keys, v: Values, *, precision: Precision, **options
         q: (batch, heads, n_q, head_dim), any number of leading dimensions.
         k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads (GQA).
         precision: a Precision.
+        q_k: `rows.products` of the call, or None: then Q Kᵀ is multiplied here.
         options: of `options.CallOptions`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Returns:
@@ -53,7 +54,7 @@ def reference(q: Queries, k: Keys, v: Values, *, precision: Precision, **options
         return torch.cat([p.output(O), m, l], -1)
 
     def forward(q, k, v):
-        out = by_rows(rows, (q, k, v), p, settings, features=v.shape[-1] + 2, width=k.shape[-2])
+        out = by_rows(rows, (q, k, v), p, settings, features=v.shape[-1] + 2, width=k.shape[-2], q_k=q_k)
         return stored(out[..., :-2], q.dtype), out[..., -2:]
 
     def probabilities(S, m_l):
@@ -71,7 +72,7 @@ def golden(
     that run in FP64 themselves there is `golden_pair`.)
 
     Args:
-        q, k, v, options: as `reference`.
+        q, k, v, options: as `reference`, q_k among them.
         inputs: the Format that Q, K and V are rounded to first; FP64 takes them as they are. A kernel in BF16 gets BF16
             inputs: with inputs=BF16 their rounding is not part of its error, with FP64 it is.
         allow_nonfinite: whether NaN and infinities are accepted.

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fa_lib.kernels.options import ResolvedOptions, Scores
+from fa_lib.kernels.options import Keys, Queries, ResolvedOptions, Scores
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import round_to
+from fa_lib.numerics.dots import EXACT, Dot
+from fa_lib.numerics.formats import FP16, Format, round_to
 
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
 FEWEST = 64  # rows at once: products of fewer are slow
@@ -33,6 +34,7 @@ def by_rows(
     features: int,
     width: int,
     rows: int | None = None,
+    q_k: Tensor | None = None,
     beside: tuple[Tensor, ...] = (),
 ) -> Float64[Tensor, "*lead n_q features"]:
     """Apply `kernel(q_i, k, v, scores, *beside_i)` to every few rows of every head, on torch's number of threads.
@@ -46,6 +48,7 @@ def by_rows(
         features: of the result.
         width: number of keys that the kernel works on at once; it decides how many rows fit the cache.
         rows: number of rows to work on at once; None is as many as fit the cache.
+        q_k: `products` of the call, or None.
         beside: more tensors (heads, n_q, ...); the kernel gets their rows too.
 
     Returns:
@@ -59,11 +62,25 @@ def by_rows(
         head, first = task
         span = slice(first, min(first + step, options.n_q))
         kv = head // options.group
-        scores = options.rows(head, span, precision.products)
+        scores = options.rows(head, span, precision.products, q_k)
         out[head, span] = kernel(q[head, span], k[kv], v[kv], scores, *(x[head, span] for x in beside))
 
     run([(head, first) for head in range(q.shape[0]) for first in range(0, options.n_q, step)], work, q.device)
     return out.reshape(*options.lead, options.n_q, features)
+
+
+def products(
+    q: Queries, k: Keys, inputs: Format, dot: Dot, at_most: int = 1 << 27
+) -> Float64[Tensor, "heads n_q n_kv"] | None:
+    """Multiply Q Kᵀ of q and k rounded to inputs, neither scaled nor rounded: once for all kernels that take it as q_k.
+
+    None where it would change a result or take too much memory: with another Dot than EXACT; of inputs of more than 11
+    significant bits, whose sums float64 rounds in an order that depends on the shapes; of more than at_most elements.
+    """
+    if dot != EXACT or inputs.precision > FP16.precision or q[..., 0].numel() * k.shape[-2] > at_most:
+        return None
+    q, k = inputs(q.double()).flatten(0, -3), inputs(k.double()).flatten(0, -3)
+    return q @ k.repeat_interleave(len(q) // len(k), 0).mT
 
 
 def rows_at_once(q: Tensor, width: int, options: ResolvedOptions) -> int:

@@ -29,6 +29,7 @@ def tiled(
     precision: Precision,
     algorithm: Algorithm | str = "fa2",
     rows: int | None = None,
+    q_k: Tensor | None = None,
     **options,
 ) -> Outputs:
     """Compute Flash Attention with online softmax, each step rounded as `precision` says. Differentiable, as FA is.
@@ -45,6 +46,7 @@ def tiled(
         precision: a Precision.
         algorithm: an Algorithm, or the name of one: "fa1", "fa2", "fa4".
         rows: number of rows to work on at once; None lets the function choose. No result depends on it.
+        q_k: as `reference`.
 
     Returns:
         o: as of `reference`.
@@ -60,7 +62,8 @@ def tiled(
 
     def forward(q, k, v):
         features, width = v.shape[-1] + 1, tiling.block_kv
-        out = by_rows(forward_pass.rows, (q, k, v), p, forward_settings, features=features, width=width, rows=rows)
+        sizes = dict(features=features, width=width, rows=rows)
+        out = by_rows(forward_pass.rows, (q, k, v), p, forward_settings, **sizes, q_k=q_k)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
@@ -245,7 +248,9 @@ def times_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O * p.row_sum(1 / nonzero(l)))
 
 
-def rescales(q: Queries, k: Keys, *, tiling: Tiling, precision: Precision, **options) -> Int[Tensor, "*lead n_q"]:
+def rescales(
+    q: Queries, k: Keys, *, tiling: Tiling, precision: Precision, q_k: Tensor | None = None, **options
+) -> Int[Tensor, "*lead n_q"]:
     """Count how often a tile after its first raises each row's maximum, int64 (..., heads, n_q): the rescales that
     change a value. Arguments as of `tiled`."""
     settings, p = ResolvedOptions.of(q, k, k, **options), precision
@@ -261,4 +266,5 @@ def rescales(q: Queries, k: Keys, *, tiling: Tiling, precision: Precision, **opt
             m = m_tile if m is None else torch.maximum(m, m_tile)
         return count
 
-    return by_rows(count_rows, (q, k, k), p, settings, features=1, width=tiling.block_kv).squeeze(-1).long()
+    counts = by_rows(count_rows, (q, k, k), p, settings, features=1, width=tiling.block_kv, q_k=q_k)
+    return counts.squeeze(-1).long()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attention_check.commands import captured_reports, reports
-from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
+from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.capability import LARGE
@@ -55,26 +55,6 @@ def found(judgement, what):
 
 def said(judgement, what):
     return [one for group in sentences_of(judgement).values() for one in group if one.what == what]
-
-
-def test_a_kernel_has_its_threads_and_the_judge_one(tmp_path):
-    seen, before = set(), torch.get_num_threads()
-
-    def counts(q, k, v):
-        if q.dtype != torch.bfloat16:
-            raise NotImplementedError
-        seen.add(torch.get_num_threads())
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
-
-    kernels.register("counts threads", counts)
-    torch.set_num_threads(3)
-    try:
-        reports.check_kernel("counts threads", replace(SMALL, drawn=()), tmp_path)
-        assert seen == {3} == {torch.get_num_threads()}
-        with judged_by_one_thread():
-            assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(judgements):
