@@ -1,0 +1,86 @@
+"""Does the judge fail a right kernel? `python -m benchmarks.builds` judges 120 right builds of FlashAttention-2, at ten
+draws of inputs each, and writes which fail, and by what, into benchmarks/mutations/builds.csv. What is done stays in
+build/builds."""
+
+import argparse
+import math
+import os
+from itertools import product
+
+import torch
+
+from attention_check.judge.findings import Verdict
+from benchmarks.judged import judged
+from benchmarks.mutants.controls import power_of_2
+from benchmarks.mutants.skeleton import Steps, changed, in_16_bits, larger, scale_of
+from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import ROOT, build
+from fa_lib.execution.pools import workers
+from fa_lib.execution.sweep import sweep
+
+TABLE = ROOT / "benchmarks" / "mutations" / "builds.csv"
+LOG2E = math.log2(math.e)
+
+
+def lazily(m, S):
+    """The maximum so far; one that rises by at most 4 is not worth a rescale."""
+    new = larger(m, S)
+    return m.where(new - m <= 4, new)
+
+
+def coarse(m, S):
+    """The maximum so far, up to the next multiple of 1/2: no larger weight than 1."""
+    return torch.maximum(m, (larger(m, S) * 2).ceil() / 2)
+
+
+def outwards(n, tile):
+    """Every other tile, then those between."""
+    each = Steps().tiles(n, tile)
+    return each[::2] + each[1::2]
+
+
+EXPONENTIALS = (
+    {},
+    dict(exp=lambda x: torch.exp2(x * LOG2E), factor=lambda x: torch.exp2(x * LOG2E)),
+    dict(exp=lambda x: power_of_2(x * LOG2E)),
+    dict(exp=lambda x: power_of_2(x * LOG2E), factor=lambda x: power_of_2(x * LOG2E)),
+    dict(exp=lambda x: x.double().exp().to(x.dtype)),
+)
+ORDERS = {}, dict(tiles=lambda n, tile: Steps().tiles(n, tile)[::-1]), dict(tiles=outwards)
+OTHERS = (  # by turns
+    {},
+    dict(probs=lambda P, dtype: P),
+    dict(maximum=lazily),
+    dict(probs=lambda P, dtype: in_16_bits(P, torch.float16 if dtype == torch.bfloat16 else dtype)),
+    dict(maximum=coarse),
+    dict(scale=lambda d, scale: 2 * scale_of(d, scale), read=lambda q, k, v: (q / 2, k, v)),
+    dict(clear=lambda v, seen: v.masked_fill(~seen.any(-2)[..., None], 0).contiguous()),
+)
+TILES = 16, 32, 48, 64, 100, 128, 256, 512
+BUILDS = []
+for steps in product(ORDERS, EXPONENTIALS, TILES):
+    order, exponential, tile = steps
+    key = f"build_{len(BUILDS)}"
+    other = OTHERS[len(BUILDS) % len(OTHERS)]
+    globals()[key] = changed(key, __name__, tile=tile, **order | exponential | other)  # found by its name
+    BUILDS.append(f"{__name__}:{key}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10, help="draws of inputs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    given = parser.parse_args()
+    cache = str(build() / "builds")
+    with workers(given.jobs) as executor:
+        grid = dict(kernel=BUILDS, seed=range(given.seeds))
+        rows = sweep(judged, grid, fixed=dict(cache=cache, quick=True), cache=cache, executor=executor)
+    rows = rows.assign(kernel=rows.kernel.str.split(":").str[1], by=rows.fails.map(str))
+    with replacing(TABLE) as path:
+        rows[["kernel", "seed", "verdict", "by"]].to_csv(path, index=False)
+    failed = rows[rows.verdict == Verdict.FAILS]
+    print(f"{failed.kernel.nunique()} of {len(BUILDS)} fail, at {len(failed)} of {len(rows)} draws", failed.to_string())
+
+
+if __name__ == "__main__":
+    main()
