@@ -2,7 +2,7 @@
 rescale, parts that are merged wrongly or a page in another one's place make of attention."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -21,6 +21,7 @@ IN_MOST = 0.95  # of the rows, that follow a rule: the others are as rounding ma
 AGREE = 0.05  # root mean square of log times that a rule may leave, of what there is
 KEYS = 4.0  # that share a tile's weight, in the mean over a row's tiles: with fewer, factors of tiles fit any error
 MOST = 4  # tiles that are listed
+NEAR_SINK = 0.05  # of a sink's logit, that one which is read off row sums may be off
 TINY = 1e-300
 
 
@@ -29,6 +30,8 @@ class Rule(StrEnum):
 
     ROW_SUM = "row_sum"  # all tiles of a row have one factor
     BEFORE_MASK = "before_mask"  # that factor is the share of the weights that the mask leaves
+    SINKS_TWICE = "sinks_twice"  # that factor is of a row sum in which the sink counts twice
+    OTHER_SINKS = "other_sinks"  # that factor is of a row sum with the sink of another head
     PAGE = "page"  # some tiles are missing, and as many count twice
     MISSING = "missing"  # some are missing, the others right
     ZEROS = "zeros"  # some are missing, and count in the row sum with scores of 0
@@ -36,6 +39,9 @@ class Rule(StrEnum):
     EQUAL = "equal"  # each tile counts as much as another one, whatever its log-sum-exp
     BASE_2 = "base_2"  # exp(L) of a tile taken as 2^L
     OTHER = "other"
+
+
+OF_SINKS = Rule.SINKS_TWICE, Rule.OTHER_SINKS
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,12 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
         off = ((times - 1).abs() > near) & (tiles.square().sum(-2) > 0)  # of tiles of which the row sees a key
         wrong = torch.zeros_like(counted)
         wrong[counted] = off.any(-1)
-        return (_told(rows, size, times, near, off, counted), rows, wrong[..., None]) if off.any() else None
+        if not off.any():
+            return None
+        found = _told(rows, size, times, near, off, counted)
+        if found.rule == Rule.ROW_SUM and (sinks := call.options.get("sinks")) is not None:
+            found = replace(found, rule=_of_sinks(rows, times[:, 0], counted, sinks.double().cpu().reshape(-1)))
+        return found, rows, wrong[..., None]
     return None
 
 
@@ -142,6 +153,21 @@ def _rule(rows, size, times, near, off, counted):
         if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
             return rule, off
     return Rule.OTHER, off
+
+
+def _of_sinks(rows, times, counted, sinks):
+    """The rule of rows whose factors (rows,) come from other sinks than believed, one for each head; else ROW_SUM."""
+    at, L = counted.nonzero()[:, 1], scores(rows)[counted].logsumexp(-1)
+    due = rows.sinks.reshape(-1)[at]
+    believed = torch.logaddexp(L, due)
+    own = ((believed - times.clamp(min=TINY).log() - L).exp() - 1).log() + L  # the sink that makes this row sum
+    large = own.isfinite() & (torch.maximum(own, due) - believed > math.log(LEAST))  # a share that can be told
+    heads = at[large].unique().tolist()
+    found = {head: own[large & (at == head)].median() for head in heads}
+    if heads and all(abs(x - rows.sinks[0, head, 0, 0] - math.log(2)) <= NEAR_SINK for head, x in found.items()):
+        return Rule.SINKS_TWICE
+    of_others = all((x - sinks).abs().min() <= NEAR_SINK for x in found.values())
+    return Rule.OTHER_SINKS if len(heads) > 1 and of_others else Rule.ROW_SUM
 
 
 def _zeros(parts, gone, others):

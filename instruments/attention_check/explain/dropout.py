@@ -1,6 +1,7 @@
 """Dropout that was left on, and errors like it: what the weights of an output show, and what noise cannot."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ def solved(rows: Rows) -> Tensor | None:
 def dropped(rows: Rows) -> float | None:
     """The share of weights that dropout took: the solved weights are 0, or all the same multiple of what they should
     be. None where they are not, or there is no solution."""
+    rows = _of_few_keys(rows)
     P, found = weights(rows), solved(rows)
     if found is None or rows.dialect.softmax or not rows.o.isfinite().all():
         return None
@@ -41,6 +43,18 @@ def dropped(rows: Rows) -> float | None:
         return None
     took = 1 - 1 / kept.median().item()
     return took if abs(took - share) <= SIGMAS * math.sqrt(share * (1 - share) / count) else None
+
+
+def _of_few_keys(rows: Rows) -> Rows:
+    """Of rows of more keys than can be solved for, those that see the first keys alone, half as many as features."""
+    few = rows.v.shape[-1] // 2
+    hidden = (rows.bias[..., few:] == -math.inf).all(-1).all((0, 1))  # (rows,)
+    if rows.v.shape[2] <= rows.v.shape[3] or not hidden.any() or rows.dialect.softmax:
+        return rows
+    of_rows = {name: getattr(rows, name)[:, :, hidden] for name in ("q", "o")}
+    of_keys = {name: getattr(rows, name)[:, :, :few] for name in ("k", "v")}
+    of_both = {name: getattr(rows, name)[:, :, hidden, :few] for name in ("products", "bias")}
+    return replace(rows, **of_rows, **of_keys, **of_both)
 
 
 def noise(rows: Rows) -> float | None:
@@ -59,4 +73,4 @@ def noise(rows: Rows) -> float | None:
     mean = odds.mean().item()
     if not (odds - mean).abs().max() <= ALIKE * mean or mean >= MOST_ODDS or along > ALONG:
         return None
-    return 0.0 if solved(rows) is not None else mean / (1 + mean)
+    return 0.0 if solved(_of_few_keys(rows)) is not None else mean / (1 + mean)

@@ -52,6 +52,8 @@ CHANGES = {  # of an OtherOutput -> what it is
 }  # fmt: skip
 TILES = {  # of a Rule -> what is wrong
     Rule.ROW_SUM: "each row is multiplied by a number of its own",
+    Rule.SINKS_TWICE: "its sinks count twice in the row sum",
+    Rule.OTHER_SINKS: "its heads have the sinks of other heads",
     Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
     Rule.PAGE: "some pages of {size} keys are taken twice, in place of others",
     Rule.MISSING: "tiles of {size} keys are missing",
@@ -183,6 +185,9 @@ def _rounding(found, name):
 
 
 def _convention(found, name):
+    if found.zero:
+        yield f"{name} is {what(found.dialect)}, and 0 in rows of padding, whose own keys the mask hides."
+        return
     yield f"{name} is right under another convention: it is {what(found.dialect)}."
     yield from _believed(found)
     yield from _bound(found)
@@ -217,6 +222,29 @@ def _bug(found, name):
     if found.constant is not None:
         yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
         return
+    if found.zero:
+        of = what(found.dialect)
+        yield f"{name} is {of}, but 0 in {_where(found.where)}, which see keys."
+        if found.residual > NEAR:
+            yield f"Without these rows it is off by {found.residual:.2g} of its size."
+        return
+    if found.spans:
+        yield f"{name} is {what(found.dialect)}, but of other keys: {_spans(found.spans)}."
+        yield f"So it is right to rounding; under your options it is off by {found.believed:.2g} of its size."
+        return
+    if found.page is not None:
+        page = found.page
+        own, read = (f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in
+                     ((page.entry, page.first), (page.of_entry, page.of_first)))  # fmt: skip
+        yield f"{name} is {what(found.dialect)}, but in place of {own} it reads {read}: a wrong page."
+        yield f"It is wrong in {_where(found.where)}."
+        return
+    if found.inside is not None:
+        place, inner = found.inside
+        yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
+        _, (first, *rest) = groups(inner, f"There ({place}) it")[0]
+        yield from (first, *rest)
+        return
     if found.tiles is not None:
         yield f"{name} is {what(found.dialect)}, but {TILES[found.tiles.rule].format(size=found.tiles.size)}."
         yield from _tiles(found)
@@ -234,7 +262,10 @@ def _bug(found, name):
         yield from _bound(found)
         if found.arithmetic:
             yield f"What has its error: {_computation(found.arithmetic)}."
-        yield from _selects(found)
+        if found.dialect == dict(causal="bottom_right"):
+            yield "It hides keys that your mask shows."
+        else:
+            yield from _selects(found)
         return
     if found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}, but not to rounding: it is off by {found.residual:.2g} of its size."
@@ -251,6 +282,19 @@ def _bug(found, name):
         yield from SHORT_CALL.format(keys=found.short).splitlines()
 
 
+def _spans(spans):
+    """Rows that see other keys, in words: those of one entry after the other."""
+    parts = []
+    for each in spans:
+        rows, see = f"rows {each.first} to {each.last}", "see"
+        if each.first == each.last:
+            rows, see = f"row {each.first}", "sees"
+        more = f"{abs(each.more)} {'too many' if each.more > 0 else 'too few'}"
+        seen = f"keys up to {each.end}, {more}" if each.end is not None else f"{more} each"
+        parts.append(f"{rows} of entry {each.entry} {see} {seen}")
+    return "; ".join(parts)
+
+
 def _tiles(found):
     share = f"{found.where.share:.0%} of the rows"
     rule, rows = found.tiles.rule, f"in {_where(found.where) if found.where.is_known else share}"
@@ -260,7 +304,7 @@ def _tiles(found):
             yield f"It is {span}, {rows}. The weights of a row are right among themselves: its row sum is wrong."
         elif rule == Rule.MISSING:
             yield f"Keys {first} to {last} are missing, {rows}."
-        elif rule != Rule.BEFORE_MASK:
+        elif rule not in (Rule.BEFORE_MASK, Rule.SINKS_TWICE, Rule.OTHER_SINKS):
             yield f"Keys {first} to {last} have {span} times their weight, {rows}."
     yield f"With these weights o is right to rounding; as attention it is off by {found.residual:.2g} of its size."
 
@@ -268,7 +312,7 @@ def _tiles(found):
 def _noise(found):
     if found.noise is not None:
         yield "Its error is like noise, in the scores or in the output: without bias, and alike in every head."
-    if found.noise:
+    if found.noise and found.noise >= 0.005:
         yield (
             f"Dropout of {found.noise:.0%} of the weights may make it too: o of a call with at most as many keys as v "
             "has features tells them apart."

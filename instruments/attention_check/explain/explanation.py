@@ -12,11 +12,12 @@ from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
+from attention_check.conventions.other_keys import foreign_page, last_keys
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import FEW, NEAR, PART, UNITS, FiniteMask, Fit, fit, search
-from attention_check.conventions.tile_weights import wrong_tiles
+from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
-from attention_check.explain.distance import Distance, Scan, over_bound, scan
+from attention_check.explain.distance import BOUNDS, Distance, Scan, over_bound, scan
 from attention_check.explain.dropout import dropped, noise
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
 from attention_check.measure.mistakes import Cause
@@ -54,6 +55,8 @@ def explanation(call: CapturedCall) -> Explanation:
             return found
     if outcome is not None and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
         return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
+    if outcome is not None and (zero := _zero_rows(call)):
+        return zero
     fits = search(call)
     if outcome is None and not any(each.residual_by_row.numel() for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
@@ -110,6 +113,8 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         return numbers.explained(Verdict.BUG, believed, constant=value)
     if right := _right(call, holds, believed):
         return right
+    if outcome and (spans := last_keys(call)):
+        return outcome.explained(Verdict.BUG, believed, spans=spans)
     best = fits[0].dialect
     numbers = outcome if outcome and best == Dialect() else Distance.of(call, best)
     if numbers.nan_rows or numbers.hidden_nan:
@@ -121,10 +126,12 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         near = NEAR if not best.changes().keys() & GRADUAL else 0.0
         if all(change in BY_CHOICE for change in best.changes().items()):
             near = max(near, min(NEAR, MUCH * believed))
-        alike = numbers.is_even and numbers.residual <= near
+        alike = numbers.is_even and numbers.residual <= near and (numbers.times_bound or 0.0) <= BOUNDS
         if found or alike and not wrong_tiles(call, best):
             verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
             return _verdict_if_uniform(call, numbers, verdict, believed, found)
+    if outcome and (apart := _apart(call, outcome, believed)):
+        return apart
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
         if solved := wrong_tiles(call, dialect):
             tiles, rows, wrong = solved
@@ -144,17 +151,15 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         found, where, part = scan(call, numbers.rows) if numbers is not tried[0] else found, None, None
         wrong = _wrong(found.residual_by_row, numbers.rounding)
         rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]
-        if rest.numel() and rest.median() <= NEAR:  # the others are attention
+        if rest.numel() and rest.median() <= UNLIKE * numbers.rounding:  # the others are attention
             where, part = _located(call, found, wrong, numbers, fits)
         if is_known := where is not None and where.is_known:
             break
     like = None if is_known else noise(numbers.rows)
-    if where is not None and part is None and outcome is numbers:
-        part = _elsewhere(call, where, believed)
-        if isinstance(part, Explanation):
-            return part
+    if where is not None and part is None and outcome is numbers and (where.heads or where.entries):
+        part = _in_part(call, where)
     keys, features = numbers.rows.v.shape[-2:]
-    short = features if where is None and keys > features else 0
+    short = features // 2 if where is None and keys > features // 2 else 0  # with as many, v may be ill-conditioned
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
 
 
@@ -172,12 +177,89 @@ def _wrong_features(numbers: Distance) -> WrongRegions | None:
     return where if where.features and of_rows.double().mean() > 1 - OUT else None
 
 
-def _elsewhere(call: CapturedCall, where: WrongRegions, believed: float) -> Explanation | dict[str, Any] | None:
-    """Of an output that is attention but for some entries or heads: what it is if these take other k and v; else the
-    changes in which they are right."""
-    dialect = own_sources(call, Dialect())
-    moved = _right(call, iter([(dialect, 0.0)]), believed) if dialect.changes() else None
-    return moved or (_in_part(call, where) if where.heads or where.entries else None)
+def _zero_rows(call: CapturedCall) -> Explanation | None:
+    """Of an output with rows of 0 that see keys: what the others are, and which are 0; None where there are no such
+    rows, or no others. Those of padding, whose own keys a mask hides, are a convention."""
+    zero = (call.o == 0).all(-1)  # (batch, heads, n_q)
+    if not zero.any() or zero.all() or zero.shape != call.q.shape[:3]:
+        return None
+    o, due = call.o.clone(), torch.zeros_like(zero)
+    for entry, head in zero.any(-1).nonzero().tolist():
+        at = zero[entry, head].nonzero().flatten()
+        rows = call.rows(Dialect(), places=(torch.tensor([entry]), torch.tensor([head]), at))
+        golden = attend(rows)[0, 0]
+        due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.any(-1)
+        o[entry, head, at[sees]] = golden[sees].to(o.dtype)
+    if not due.any():
+        return None
+    found = explanation(replace(call, o=o))
+    if found.verdict == Verdict.BUG:
+        return None
+    mask, n_q, features = call.options.get("mask"), due.shape[2], o.shape[-1]
+    of_keys = mask is not None and mask.dtype == torch.bool and mask.ndim == 4 and mask.shape[2:] == (1, n_q)
+    if of_keys and (~mask[:, :, 0] == due).all():
+        return replace(found, verdict=Verdict.CONVENTION if found.is_rounding else found.verdict, zero="padding")
+    places = [torch.arange(count) for count in due.shape]
+    entry = due.any((1, 2)).nonzero().flatten()[:1]
+    for at in (places[0], entry):  # a pattern in all entries, or in the first one that has such rows
+        where = wrong_regions(
+            due[at][..., None].expand(-1, -1, -1, features), (at, *places[1:]), (*due.shape, features)
+        )
+        if where.is_known:
+            break
+    return replace(found, verdict=Verdict.BUG, zero="rows", where=where)
+
+
+def _apart(call: CapturedCall, numbers: Distance, believed: float) -> Explanation | None:
+    """Of an output that is right in some entries or heads, as believed, and wrong in others: what one of these is by
+    itself; None where nothing is found, or all are right or wrong."""
+    found = scan(call, numbers.rows)
+    finite = found.residual_by_row.isfinite()
+    wrong = finite & (found.residual_by_row > UNLIKE * numbers.rounding)
+    bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
+    if not bad.any() or bad.all() or bad.shape != call.q.shape[:2]:
+        return None
+    if (
+        call.options.get("sinks") is not None
+        and (solved := wrong_tiles(call, Dialect()))
+        and solved[0].rule in OF_SINKS
+    ):
+        return None  # where a sink is small, a wrong one changes little
+    own = own_sources(call, Dialect())
+    if own.changes() and (moved := _right(call, iter([(own, 0.0)]), believed)):
+        return moved
+    where = wrong_regions(
+        wrong[..., None].expand_as(found.errors), found.places, (*numbers.rows.shape[:3], call.o.shape[-1])
+    )
+    entry = int(bad.any(1).nonzero()[0])
+    heads = bad[entry].nonzero().flatten()
+    first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
+    more: dict[str, Any] = dict(where=where)
+    if page := foreign_page(call, entry):
+        return numbers.explained(Verdict.BUG, believed, found.count, page=page, **more)
+    for of in (heads, first) if len(first) < len(heads) else (heads,):
+        inner = _inside(_part_of(call, torch.tensor([entry]), of))
+        if inner is not None:
+            inside = f"entry {entry}, " * (len(bad) > 1) + f"heads {int(of[0])} to {int(of[-1])}"
+            return numbers.explained(Verdict.BUG, believed, found.count, inside=(inside, inner), **more)
+    return None
+
+
+def _inside(own: CapturedCall) -> Explanation | None:
+    """What a part of a call is by itself; None where nothing is found."""
+    numbers = Distance.of(own, Dialect())
+    found = _right(own, holding(own, search(own)), numbers.residual)
+    if found is not None:
+        named = found.where is None and found.dialect and found.dialect.keys().isdisjoint(OF_ALL)
+        return found if named else None
+    if spans := last_keys(own):
+        return numbers.explained(Verdict.BUG, spans=spans)
+    if solved := wrong_tiles(own, Dialect()):
+        tiles, rows, wrong = solved
+        where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+        return numbers.explained(Verdict.BUG, tiles=tiles, where=where)
+    share = dropped(own.rows(Dialect()))
+    return numbers.explained(Verdict.BUG, dropout=share) if share else None
 
 
 def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
@@ -186,6 +268,15 @@ def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
         torch.tensor([i for first, last in ranges or [(0, count - 1)] for i in range(first, last + 1)])
         for ranges, count in zip((where.entries, where.heads), call.q.shape)
     )
+    own = _part_of(call, entries, heads)
+    found = _right(own, holding(own, search(own)), 0.0)
+    if found is None or found.where is not None or not found.dialect.keys().isdisjoint(OF_ALL):
+        return None
+    return found.dialect or None
+
+
+def _part_of(call: CapturedCall, entries: Tensor, heads: Tensor) -> CapturedCall:
+    """The call of some entries and heads of q alone, each head with k and v of its own."""
     options, of_k = dict(call.options), heads * call.k.shape[1] // call.q.shape[1]
     for dim, at, count in (-4, entries, call.q.shape[0]), (-3, heads, call.q.shape[1]):
         if (mask := options.get("mask")) is not None and mask.ndim >= -dim and mask.shape[dim] == count:
@@ -193,11 +284,7 @@ def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
     if options.get("sinks") is not None:
         options["sinks"] = options["sinks"].reshape(-1)[heads]
     q, o, k, v = (x[entries][:, of] for x, of in ((call.q, heads), (call.o, heads), (call.k, of_k), (call.v, of_k)))
-    own = replace(call, q=q, k=k, v=v, o=o, options=options)
-    found = _right(own, holding(own, search(own)), 0.0)
-    if found is None or found.where is not None or not found.dialect.keys().isdisjoint(OF_ALL):
-        return None
-    return found.dialect or None
+    return replace(call, q=q, k=k, v=v, o=o, options=options)
 
 
 def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Explanation | None:
@@ -207,7 +294,10 @@ def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Expla
         if numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(scan(call, numbers.rows), numbers, believed)
-            return _verdict_if_uniform(call, numbers, _of_conventions(dialect), believed)
+            verdict, changes = _of_conventions(dialect), dialect.changes()
+            if call.options.get("mask") is not None and "causal" in changes and "mask" not in changes:
+                verdict = Verdict.BUG  # it hides what the mask shows
+            return _verdict_if_uniform(call, numbers, verdict, believed)
     return None
 
 
@@ -218,11 +308,13 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
         return _not_finite(found, numbers, believed)
     wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
+        if zero := _zero_rows(call):
+            return zero
         where, part = _located(call, found, wrong, numbers, [])
         if where is not None and part is None and not numbers.rows.dialect.changes():
-            part = _elsewhere(call, where, believed)
-            if isinstance(part, Explanation):
-                return part
+            if apart := _apart(call, numbers, believed):
+                return apart
+            part = _in_part(call, where) if where.heads or where.entries else None
         return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 
@@ -250,7 +342,9 @@ def _of_conventions(dialect: Dialect) -> Verdict:
     named = {change[0]: BY_CHOICE[change].fault for change in changes.items() if change in BY_CHOICE}
     fitted = changes.keys() - named.keys()  # keys, or a number: nobody means them
     window = changes.get("window")
-    if isinstance(window, tuple) and None not in window:  # a side without a limit is one that was forgotten
+    if (
+        isinstance(window, tuple) and None not in window and any(window)
+    ):  # a side without a limit is one that was forgotten
         fitted -= {"window"}
     if fitted or any(named.values()):
         return Verdict.BUG

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.conventions import BY_CHOICE, Convention
+from attention_check.conventions.other_keys import Page, Span
 from attention_check.conventions.tile_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
 
@@ -128,6 +129,10 @@ class Explanation:
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
         tiles: the weights of tiles of keys, where these alone are wrong; else None.
+        spans: rows that see keys up to another one than believed, where this alone is wrong. page: keys in whose place
+            others were read. inside: a wrong part, in words, and what it is by itself.
+        zero: "rows", of which `where` says that they are 0, the others being right or as the rest says; "padding":
+            rows whose own keys a mask hides are 0.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many.
@@ -149,6 +154,10 @@ class Explanation:
     noise: float | None = None
     constant: float | None = None
     tiles: WrongTiles | None = None
+    spans: tuple[Span, ...] = ()
+    page: Page | None = None
+    inside: "tuple[str, Explanation] | None" = None
+    zero: str = ""
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
