@@ -113,11 +113,11 @@ def test_a_cause_in_some_heads_is_named_with_them_and_noise_is_not(wrong):
     q, k, v = drawn(1, 8, 128, 64)
     o, other = (kernels.as_shipped(q, k, v, **options) for options in ({}, wrong))
     found = fa_lib.explain(q, k, v, torch.cat([o[:, :2], other[:, 2:4], o[:, 4:]], 1))
-    assert found.where.heads == ((2, 3),) and found.part.keys() == wrong.keys(), f"{found}"
+    assert found.where.heads == ((2, 3),) and found.inside[1].dialect.keys() == wrong.keys(), f"{found}"
     found = fa_lib.explain(q, k, v, torch.cat([o[:, :2], o[:, 2:4] + 0.1 * q[:, 2:4], o[:, 4:]], 1))
-    assert found.where.heads == ((2, 3),) and found.part is None, f"{found}"
+    assert found.where.heads == ((2, 3),) and found.inside is None, f"{found}"
     found = fa_lib.explain(*(x.transpose(0, 1) for x in (q, k, v, torch.cat([o[:, :7], other[:, 7:]], 1))))
-    assert found.where.entries == ((7, 7),) and found.part.keys() == wrong.keys(), f"{found}"
+    assert found.where.entries == ((7, 7),) and found.inside[1].dialect.keys() == wrong.keys(), f"{found}"
 
 
 def test_a_kernel_in_eight_bits_is_held_to_its_own_bound_and_short_calls_are_asked_for():
@@ -134,7 +134,7 @@ def test_a_kernel_in_eight_bits_is_held_to_its_own_bound_and_short_calls_are_ask
     q, k, v = drawn(1, 2, 128, 64)
     o = kernels.as_shipped(q, E4M3(k.double()).to(k.dtype), v)
     assert fa_lib.explain(q, k, v, o).arithmetic.fmt == "E4M3 without a scale"
-    assert "at most 64 keys" in f"{fa_lib.explain(q, k, v, kernels.as_shipped(q, k, v.flip(2)))}"
+    assert "at most 32 keys" in f"{fa_lib.explain(q, k, v, kernels.as_shipped(q, k, v.flip(2)))}"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -26,6 +26,7 @@ OPTION_NAMES = {  # option -> its names, the first fa_lib's own
     "softcap": ("softcap", "logit_softcap", "logits_soft_cap"),
     "sinks": ("sinks", "s_aux"),
 }
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")  # in flash-attn's order
 NO_LIMIT = -1  # of a window_size
 NEIGHBOUR = 17  # rows of a sequence that is packed before each of the batch; in a cache, its keys beyond theirs
 PAGE = 16  # keys of a page, as vLLM has them
@@ -38,6 +39,16 @@ def documented(name: str, doc: str) -> list[str] | None:
     match = re.match(rf"\s*{re.escape(name)}\(([^()]*)\)", doc)
     names = [word.partition("=")[0].partition(":")[0].strip() for word in match[1].split(",")] if match else []
     return names if names and all(map(str.isidentifier, names)) else None
+
+
+def parameter_names(fn: Callable) -> tuple[set[str], bool]:
+    """Read the names of a kernel's parameters, and whether it takes any other option too."""
+    try:
+        parameters = inspect.signature(fn).parameters
+        return {*parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    except (TypeError, ValueError):
+        read = documented(getattr(fn, "__name__", ""), getattr(fn, "__doc__", None) or "")
+        return {*(read or ())}, read is None
 
 
 @dataclass(frozen=True)
@@ -57,12 +68,7 @@ class OwnNames:
     def of(cls, fn: Callable) -> "OwnNames":
         """Read the names from a kernel's signature. Where it has another library's name for an option, its **kwargs are
         not taken as options."""
-        try:
-            parameters = inspect.signature(fn).parameters
-            names, takes_any = {*parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        except (TypeError, ValueError):
-            read = documented(getattr(fn, "__name__", ""), getattr(fn, "__doc__", None) or "")
-            names, takes_any = {*(read or ())}, read is None
+        names, takes_any = parameter_names(fn)
         own = {option: next((n for n in aliases if n in names), "") for option, aliases in OPTION_NAMES.items()}
         if takes_any and all(name in ("", option) for option, name in own.items()):
             own = {}
@@ -138,7 +144,8 @@ def _heads_before_rows(o):
 def varlen(fn: Callable) -> Callable:
     """Adapt a kernel of packed sequences, called as flash-attn's `flash_attn_varlen_func`: fn(q, k, v, cu_seqlens_q,
     cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=, causal=, window_size=) on tensors (rows of all sequences,
-    heads, head_dim); cu_seqlens, int32 (sequences + 1,), say where each begins.
+    heads, head_dim); cu_seqlens, int32 (sequences + 1,), say where each begins. The lengths are passed by name to a
+    kernel that has these names, in whatever order, and to others by position.
 
     Each element of the batch becomes a sequence. Before each comes another sequence, NEIGHBOUR rows of LOUD, whose
     output is dropped. A TypeError, at a call, says that fn returns no tensor.
@@ -147,8 +154,10 @@ def varlen(fn: Callable) -> Callable:
     @wraps(fn)
     def kernel(q, k, v, **options):
         packed, starts = zip(*map(_packed, (q, k, v)))
-        longest = [max(x.shape[2], NEIGHBOUR) for x in (q, k)]
-        o = _tensor(fn(*packed, *starts[:2], *longest, **_flash_attns(options)))
+        lengths = (*starts[:2], *(max(x.shape[2], NEIGHBOUR) for x in (q, k)))
+        if {*LENGTHS} <= parameter_names(fn)[0]:
+            lengths, options = (), options | dict(zip(LENGTHS, lengths))
+        o = _tensor(fn(*packed, *lengths, **_flash_attns(options)))
         outputs = [o[i : i + q.shape[2]] for i in starts[0][1::2].tolist()]
         return torch.stack(outputs).transpose(1, 2)
 

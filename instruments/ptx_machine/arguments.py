@@ -22,8 +22,7 @@ class Structure:
     """A structure that a kernel takes by value.
 
     Attributes:
-        layout: field -> (offset, size) in bytes.
-        size: of the structure, in bytes.
+        layout: field -> (offset, size) in bytes. size: of the structure, in bytes.
         values: field -> value; fields without one are 0, and tensors are pointers.
     """
 

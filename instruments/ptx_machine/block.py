@@ -51,14 +51,12 @@ class Block:
     """A thread block.
 
     Attributes:
-        number: of the block in the grid, (x, y, z).
-        grid: size of the grid in blocks, (x, y, z).
+        number: of the block in the grid, (x, y, z). grid: size of the grid in blocks, (x, y, z).
         size: of the block in threads, (x, y, z).
         compiled: its warps in compiled code; None: numpy runs everything.
         steps: number of instructions that warps executed; those of compiled code are added when the block has ended.
         living: number of threads that have not ended.
-        tensor_columns: columns of tensor memory that were given to it.
-        memory: the memory that they see.
+        tensor_columns: columns of tensor memory that were given to it. memory: the memory that they see.
         unwritten: place in a source, or instruction -> its first read of memory that nobody has written, where reads
             are watched.
     """
@@ -149,10 +147,8 @@ class Block:
 
         Args:
             number: of the barrier.
-            expected: number of threads; None: all of the block that have not ended.
-            warp: of the lanes.
-            mask: bool (32,).
-            wait: whether the lanes wait there.
+            expected: number of threads; None: all of the block that have not ended. warp: of the lanes.
+            mask: bool (32,). wait: whether the lanes wait there.
         """
         barrier = self.barriers.setdefault(number, Barrier(expected))
         barrier.arrived += WARP if mask is ALL else int(mask.sum())

@@ -26,7 +26,7 @@ from ptx_machine.wmma import lowered
 
 SPECIAL = re.compile(r"%(n?tid|n?ctaid|laneid|n?warpid|n?smid|gridid|clock|lanemask_|globaltimer|envreg|pm|dynamic|"
                      r"total_smem|aggr_smem|cluster|is_explicit|reserved)")  # fmt: skip
-
+CONSTANTS = {"_": None, "WARP_SZ": Immediate(32)}
 DEEPEST = 64  # calls that are inlined into one another
 
 
@@ -35,8 +35,7 @@ class _Scope:
     """Registers that are declared in { }. Those of a range such as %r<8> are made when they are used.
 
     Attributes:
-        number: of the scope in its kernel.
-        registers: name -> type.
+        number: of the scope in its kernel. registers: name -> type.
         ranges: prefix -> (number of registers, type).
     """
 
@@ -145,7 +144,9 @@ class Body:
         """Read a label, or a list of labels of brx.idx."""
         name = self.tokens.take()
         self.tokens.take(":")
-        if self.tokens.next == ".branchtargets":
+        if self.tokens.next == ".callprototype":
+            self.tokens.skip_to(";")
+        elif self.tokens.next == ".branchtargets":
             self.tokens.take()
             self.tables[name] = tuple(self.tokens.listed(self.tokens.take, ";"))
         elif (label := _scoped(name, self.scopes[-1].number)) in self.labels:
@@ -245,10 +246,9 @@ class Body:
                 return Immediate(*struct.unpack("<Q", struct.pack("<d", float(self.tokens.take()))), "f64")
             return Immediate(self.tokens.number())
         self.tokens.take()
-        if word == "_":
-            return None
-        register = self.register(word)
-        if register is not None:
+        if word in CONSTANTS:
+            return CONSTANTS[word]
+        if (register := self.register(word)) is not None:
             return register
         if SPECIAL.match(word):
             return Special(word)

@@ -170,9 +170,8 @@ def _to_eight(instruction: Instruction, gives: str, kind: str) -> Lanewise:
         y = np.where(x > 0, x, 0.0) if "relu" in instruction.words else x
         rounded = round_to(torch.from_numpy(np.where(np.isnan(y), 0.0, np.clip(y, -fmt.max, fmt.max))), fmt)
         code = rounded.to(dtype).view(torch.uint8).numpy()
-        return np.where(np.isnan(x), np.uint8(0x7F), np.minimum(code & 0x7F, tops[gives]) | (code & 0x80)).astype(
-            np.uint16
-        )
+        code = np.minimum(code & 0x7F, tops[gives]) | (code & 0x80)
+        return np.where(np.isnan(x), np.uint8(0x7F), code).astype(np.uint16)
 
     def run(a, b=None):
         if b is None:  # a packed pair of f16

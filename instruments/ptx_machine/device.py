@@ -8,9 +8,9 @@ from fa_lib.numerics.tensor_cores import TensorCore
 
 INPUTS = {"f16": FP16, "bf16": BF16, "tf32": TF32, "e4m3": E4M3, "e5m2": E5M2}
 RESULTS = {"f16": FP16, "f32": FP32}
-NAMES = {  # their compute capability, multiprocessors, and KB of shared memory that a block may have
-    "A100": (80, 108, 163), "L40S": (89, 142, 99), "H100": (90, 132, 227), "H200": (90, 132, 227),
-    "B200": (100, 148, 227),
+NAMES = {  # compute capability, multiprocessors, KB of shared memory that a block may have, GB of memory, MB of L2
+    "A100": (80, 108, 163, 80, 40), "L40S": (89, 142, 99, 44, 96), "H100": (90, 132, 227, 80, 50),
+    "H200": (90, 132, 227, 140, 50), "B200": (100, 148, 227, 178, 126),
 }  # fmt: skip
 EIGHT_BITS = ("L40S",)  # whose mma.sync has FP8: on Hopper it is no instruction of the hardware, and on Blackwell open
 CAPABILITIES = {"wgmma": 90, "tcgen05.mma": 100}  # of the GPUs that have an instruction
@@ -21,10 +21,10 @@ class GPU:
     """A GPU.
 
     Attributes:
-        name: of NAMES.
-        capability: 80 is sm_80.
+        name: of NAMES. capability: 80 is sm_80.
         processors: number of multiprocessors, of a card for servers.
         shared_bytes: the most shared memory that a block may have.
+        memory_bytes, cache_bytes: of all its memory, and of its L2 cache; both are only answered to who asks.
         wobble: None: approximate instructions are rounded correctly. A number: they get errors within their documented
             bounds, drawn from this seed.
     """
@@ -33,6 +33,8 @@ class GPU:
     capability: int
     processors: int
     shared_bytes: int
+    memory_bytes: int
+    cache_bytes: int
     wobble: int | None = None
 
     @classmethod
@@ -48,8 +50,9 @@ class GPU:
         if base not in NAMES or wobbles and not number.isdecimal():
             accepted = f"{', '.join(NAMES)}, also with ~ and a number, as H100~3"
             raise ValueError(f"gpu: got {name!r}; accepted are {accepted}")
-        capability, processors, kilobytes = NAMES[base]
-        return cls(base, capability, processors, 1024 * kilobytes, int(number) if wobbles else None)
+        capability, processors, shared, memory, cache = NAMES[base]
+        wobble = int(number) if wobbles else None
+        return cls(base, capability, processors, shared << 10, memory << 30, cache << 20, wobble)
 
     @cached_property
     def _cores(self) -> dict[tuple[str, str, str], TensorCore]:

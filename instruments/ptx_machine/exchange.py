@@ -120,9 +120,8 @@ def reduction(instruction: Instruction, names: Addresses) -> Step:
     operations = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
              "xor": np.bitwise_xor}  # fmt: skip
     if kind == "f32" and operation in ("min", "max") and "abs" not in instruction.words:
-        of_two = FLOATS[operation](
-            Instruction((operation, *instruction.words[3:]), (None,) * 3, None, instruction.line)
-        )
+        words = (operation, *instruction.words[3:])
+        of_two = FLOATS[operation](Instruction(words, (None,) * 3, None, instruction.line))
 
         def joined(x: Lanes) -> Lanes:
             return reduce(of_two.run, x[1:, None], x[:1])[0]

@@ -7,6 +7,9 @@ torch.cuda describes the GPU that is modelled. Memory of torch.empty is NaN unti
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
+from struct import pack, unpack
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ptx_machine.device import GPU
 from ptx_machine.memory import NANS
+from ptx_machine.occupancy import MOST
 
 FAKED_GPU: ContextVar[GPU | None] = ContextVar("fake_cuda", default=None)  # the GPU inside `fake_cuda`
 UNWRITTEN: ContextVar[int] = ContextVar("unwritten", default=NANS)  # of the bytes that nobody has written
@@ -29,6 +33,7 @@ ANSWERS = {  # of tensors; their getters are no functions that torch lists
     Tensor.device.__get__: lambda x: DEVICE,  # pyright: ignore[reportAttributeAccessIssue]
     Tensor.get_device: lambda x: 0,
     Tensor.cuda: lambda x, *more, **options: x,
+    Tensor.pin_memory: lambda x, *more, **options: x,
 }
 EMPTY = {  # functions whose result is memory that nobody has written
     torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty,
@@ -43,7 +48,10 @@ class FakeCudaMode(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in ANSWERS:
             return ANSWERS[func](*args, **kwargs or {})
-        result = func(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
+        if func is Tensor.to and len(args) > 1 and type(args[1]) is int:  # the number of a device
+            args = (args[0], DEVICE, *args[2:])
+        kwargs = {name: DEVICE if name == "device" and type(x) is int else x for name, x in (kwargs or {}).items()}
+        result = func(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in kwargs.items()})
         if func in EMPTY and result.device.type == "cpu":
             leave_unwritten(result, UNWRITTEN.get())
         return result
@@ -73,6 +81,52 @@ def _on_cpu(value: Any) -> Any:
     return torch.device("cpu") if cuda else value
 
 
+class _Stream:
+    """The only stream, and events: what is launched has ended when the launch returns."""
+
+    cuda_stream = _as_parameter_ = 0
+
+    def __init__(self, *more, **options):
+        self.at = perf_counter()
+
+    def elapsed_time(self, end):
+        """Return the milliseconds that the machine took."""
+        return 1000 * (end.at - self.at)
+
+    def record_event(self, event=None):
+        return event or _Stream()
+
+    def synchronize(self, *more):
+        return True
+
+    record, query = __init__, synchronize
+    wait = wait_stream = wait_event = synchronize
+
+
+class _Generator(torch.Generator):
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu")
+
+
+def _compile_kernel(capability, source, name, compute_capability=None, cuda_include_dirs=None, nvcc_options=None):
+    """Compile a kernel as torch.cuda._compile_kernel does, which gives it numbers as C's double and int."""
+    from ptx_machine.launch import Kernel
+    from ptx_machine.nvcc import compile_cuda
+
+    options = dict(include=cuda_include_dirs or (), flags=nvcc_options or ())
+    kernel = Kernel(compile_cuda(source, capability=capability, **options), name)
+
+    def call(grid=(1, 1, 1), block=(1, 1, 1), args=None, shared_mem=0, stream=None):
+        values = [*(args or ())]
+        for at, (value, parameter) in enumerate(zip(values, kernel.entry.parameters)):
+            if parameter.type == "f32":
+                values[at] = unpack("<f", pack("<d" if isinstance(value, float) else "<i", value)[:4])[0]
+        kernel(grid, block, shared_mem, *values, unwritten=UNWRITTEN.get())
+
+    call.set_shared_memory_config = lambda size: None
+    return call
+
+
 @contextmanager
 def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
     """Make code inside the context take CPU tensors for tensors on this GPU.
@@ -83,18 +137,27 @@ def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
     capability = divmod(gpu.capability, 10)
     properties = SimpleNamespace(
         name=gpu.name, major=capability[0], minor=capability[1], multi_processor_count=gpu.processors,
-        shared_memory_per_block_optin=gpu.shared_bytes, warp_size=32,
+        shared_memory_per_block_optin=gpu.shared_bytes, warp_size=32, shared_memory_per_block=48 << 10,
+        shared_memory_per_multiprocessor=gpu.shared_bytes + 1024, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=32 * MOST[gpu.capability][0], total_memory=gpu.memory_bytes,
+        L2_cache_size=gpu.cache_bytes,
     )  # fmt: skip
     substitutes: dict[str, Any] = dict(
         is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
         get_device_capability=lambda device=None: capability, get_device_name=lambda device=None: gpu.name,
         get_device_properties=lambda device=None: properties, synchronize=lambda device=None: None,
         device=lambda device: nullcontext(), device_of=lambda tensor: nullcontext(),
-        current_stream=lambda device=None: SimpleNamespace(cuda_stream=0),
+        current_stream=_Stream, default_stream=_Stream, Stream=_Stream, Event=_Stream, init=lambda: None,
+        stream=lambda stream: nullcontext(), reset_peak_memory_stats=lambda device=None: None,
+        mem_get_info=lambda device=None: (gpu.memory_bytes,) * 2,
+        _compile_kernel=partial(_compile_kernel, gpu.capability),
     )  # fmt: skip
     token, bytes_token = FAKED_GPU.set(gpu), UNWRITTEN.set(unwritten)
     try:
-        with mock.patch.multiple(torch.cuda, **substitutes), FakeCudaMode():
+        with (
+            mock.patch.multiple(torch.cuda, **substitutes), mock.patch.object(torch, "Generator", _Generator),
+            mock.patch.object(torch.cuda.nvtx, "_nvtx", mock.MagicMock()), FakeCudaMode(),
+        ):  # fmt: skip
             yield
     finally:
         FAKED_GPU.reset(token)

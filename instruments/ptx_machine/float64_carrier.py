@@ -41,9 +41,7 @@ def bits_of(x: Lanes, kind: str, mode: str = "rn", ftz: bool = False) -> Lanes:
     """Round float64 (32,) to f16, bf16 or f32: numbers of f16 and f32, bits of bf16.
 
     Args:
-        x: float64 (32,).
-        kind: "f16", "bf16" or "f32".
-        mode: of ROUNDINGS.
+        x: float64 (32,). kind: "f16", "bf16" or "f32". mode: of ROUNDINGS.
         ftz: whether subnormal results become zero of their sign.
     """
     if kind == "bf16":
@@ -73,11 +71,9 @@ def _bf16(x: Lanes, mode: str, ftz: bool) -> Lanes:
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     half = np.uint32(0x8000)
     up = {
-        "rn": (rest > half) | ((rest == half) & (odd == 1)),
-        "rz": np.zeros(x.shape, bool),
-        "rm": negative & (rest > 0),
-        "rp": ~negative & (rest > 0),
-    }[mode]
+        "rn": (rest > half) | ((rest == half) & (odd == 1)), "rz": np.zeros(x.shape, bool),
+        "rm": negative & (rest > 0), "rp": ~negative & (rest > 0),
+    }[mode]  # fmt: skip
     out = ((bits >> np.uint32(16)) + up.astype(np.uint32)).astype(np.uint16)
     out = np.where(np.isinf(x), np.where(x > 0, np.uint16(0x7F80), np.uint16(0xFF80)), out)
     if ftz:

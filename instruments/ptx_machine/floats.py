@@ -171,9 +171,8 @@ def _sign(flip: bool) -> Meaning:
                 x = bits_of(flushed(carried(x, single), single), single)
             bits = x.view(dtype)
             turned = (bits ^ sign if flip else bits & ~sign).view(x.dtype)
-            return (
-                np.where(np.isnan(x), NAN["f32"], turned.view(np.uint32)).view(x.dtype) if single == "f32" else turned
-            )
+            same = single != "f32"
+            return turned if same else np.where(np.isnan(x), NAN["f32"], turned.view(np.uint32)).view(x.dtype)
 
         return Lanewise((kind,), kind, lambda a: joined([change(x) for x in halves(a, kind)]))
 

@@ -68,8 +68,7 @@ class Kernel:
     """A kernel of a PTX text, in the arithmetic of a GPU.
 
     Attributes:
-        text: the PTX.
-        entry: name, parameters and instructions of the kernel, as they are in the text.
+        text: the PTX. entry: name, parameters and instructions of the kernel, as they are in the text.
         static: bytes of shared memory that its own variables have.
         ordered: whether the order of its blocks matters, because it has atomic operations on memory that they share.
     """
@@ -115,12 +114,10 @@ class Kernel:
         self.code, _, self.native = self._machine(self.gpu)
         self.static = sum(each.size or 0 for each in self.entry.variables if each.space == "shared")
         if self.static > STATIC:
-            raise ValueError(
-                f"{self.entry.name}: got {self.static:,} bytes of static shared memory; accepted are {STATIC:,}"
-            )
-        self.ordered = any(
-            each.name in ("atom", "red") and "shared" not in each.words for each in self.code.instructions
-        )
+            got = f"got {self.static:,} bytes of static shared memory"
+            raise ValueError(f"{self.entry.name}: {got}; accepted are {STATIC:,}")
+        atomics = (each.words for each in self.code.instructions if each.name in ("atom", "red"))
+        self.ordered = any("shared" not in words for words in atomics)
 
     @_uncollected()
     def _machine(self, gpu: GPU) -> tuple[Code, Addresses, Native | None]:
@@ -138,9 +135,8 @@ class Kernel:
             ValueError: there is no such variable.
         """
         if name not in self._data:
-            raise ValueError(
-                f"name: got {name!r}; accepted are {', '.join(self._data) or 'none: there is no variable'}"
-            )
+            accepted = ", ".join(self._data) or "none: there is no variable"
+            raise ValueError(f"name: got {name!r}; accepted are {accepted}")
         return self._data[name]
 
     def __call__(self, grid: Iterable[int], block: Iterable[int], shared: int, *arguments: Any, **options: Any) -> Done:
@@ -166,8 +162,7 @@ class Kernel:
         """Run the kernel with the bytes of its parameters.
 
         Args:
-            grid, block, shared: as of a call.
-            parameters: uint8 (size,), the bytes of all parameters.
+            grid, block, shared: as of a call. parameters: uint8 (size,), the bytes of all parameters.
             spans: the memory that the kernel may access.
             blocks: the blocks of the grid to run, in this order; None: all, x fastest.
             unwritten: the value of bytes of shared memory before they are written; None: reading them is a Fault.

@@ -54,8 +54,7 @@ class Product:
     """The product of one mma.sync instruction.
 
     Attributes:
-        shape: (M, N, K).
-        a, b: types of the factors.
+        shape: (M, N, K). a, b: types of the factors.
         registers: numbers of registers of 32 bits that a lane has of D, A, B and C.
         gives, takes: types of the result, and of the matrix that the product is added to.
 

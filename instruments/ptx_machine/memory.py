@@ -47,8 +47,7 @@ class Span:
     """Bytes of memory.
 
     Attributes:
-        base: address of the first byte.
-        data: uint8 (size,).
+        base: address of the first byte. data: uint8 (size,).
         name: of the argument or variable that they belong to.
         fresh: whether there may be bytes that nobody has written: they are NANS.
     """
@@ -84,8 +83,7 @@ class Global:
         """Find the spans of accesses.
 
         Args:
-            addresses: uint64 (32,).
-            size: bytes of an access.
+            addresses: uint64 (32,). size: bytes of an access.
             mask: bool (32,), the lanes that access memory.
 
         Returns:
@@ -104,9 +102,8 @@ class Global:
                 outside = lanes
             if outside.any():
                 lane = int(outside.argmax())
-                raise BadAccess(
-                    lane, f"{size} bytes at {int(addresses[lane]):#x} are {self.near(int(addresses[lane]))}"
-                )
+                at = int(addresses[lane])
+                raise BadAccess(lane, f"{size} bytes at {at:#x} are {self.near(at)}")
             parts.append((span, lanes))
         return parts
 
@@ -224,10 +221,8 @@ class View:
                 seen = lanes & (words == np.iinfo(words.dtype).max).any(1)
                 if seen.any():
                     lane = int(seen.argmax())
-                    place = (
-                        f"reads {size} bytes at {int(addresses[lane]):#x}, {int(at[lane]):,} bytes into {memory.name}"
-                    )
-                    self.unwritten.append((lane, f"{place}, that nobody wrote"))
+                    place = f"at {int(addresses[lane]):#x}, {int(at[lane]):,} bytes into {memory.name}"
+                    self.unwritten.append((lane, f"reads {size} bytes {place}, that nobody wrote"))
         return out
 
     def store(self, space: str, addresses: Lanes, values: np.ndarray, mask: Lanes, local: np.ndarray) -> None:

@@ -91,10 +91,8 @@ def to_generic(instruction: Instruction, names: Addresses) -> Step:
     kind, back = instruction.types[-1], "to" in instruction.words
     space = space_of(instruction)
     base = np.uint64({"shared": SHARED, "local": LOCAL, "param": PARAMETERS}.get(space, 0))
-    value, (into,) = (
-        source(instruction.operands[1], "u64", instruction, names),
-        targets(instruction.operands[0], instruction),
-    )
+    to, operand = instruction.operands
+    value, (into,) = source(operand, "u64", instruction, names), targets(to, instruction)
     if kind != "u64":
         raise refuse(instruction, "addresses of 64 bits are modelled")
 

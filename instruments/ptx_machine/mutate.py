@@ -33,8 +33,7 @@ class Change:
     """A change of one instruction.
 
     Attributes:
-        kernel: its name. index: of the instruction. line: of the PTX text.
-        kind: a key of KINDS.
+        kernel: its name. index: of the instruction. line: of the PTX text. kind: a key of KINDS.
         before, after: the statement, as text.
         source: "file:line" that it was compiled from, or "".
     """

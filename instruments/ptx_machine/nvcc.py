@@ -31,9 +31,7 @@ def toolkit() -> Path:
         files = ()
     program = next((file for file in files if file.name == "nvcc" and file.parent.name == "bin"), None)
     if program is None:
-        raise FileNotFoundError(
-            f"nvcc: {PACKAGE} is not installed; `make test-gpu` installs it, pip install fa_lib[gpu]"
-        )
+        raise FileNotFoundError(f"nvcc: {PACKAGE} is not installed; `make test-gpu` or fa_lib[gpu] installs it")
     return Path(str(program.locate())).parent.parent
 
 
@@ -53,9 +51,7 @@ def compile_cuda(
     """Compile a CUDA C++ text to PTX. Both are stored below build/ptx, by text, flags, compiler and included files.
 
     Args:
-        source: the text.
-        capability: 80 is sm_80.
-        include: folders to include from.
+        source: the text. capability: 80 is sm_80. include: folders to include from.
         flags: of nvcc, in addition to FLAGS.
 
     Returns:

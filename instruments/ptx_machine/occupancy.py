@@ -24,8 +24,7 @@ def occupancy(ptx: str, entry: str, threads: int, dynamic: int, gpu: GPU, assemb
 
     Args:
         ptx: the text. entry: the full name of a kernel in it.
-        threads: of a block. dynamic: bytes of dynamic shared memory of a block.
-        gpu: whose multiprocessor.
+        threads: of a block. dynamic: bytes of dynamic shared memory of a block. gpu: whose multiprocessor.
         assembled_for: compute capability that ptxas assembles for; None is the GPU's.
 
     Raises:

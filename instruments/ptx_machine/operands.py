@@ -8,19 +8,7 @@ import numpy as np
 from ptx_machine.lanes import DTYPES, SIGNS, WARP, Lanes, raw, read, refuse
 from ptx_machine.memory import SHARED
 from ptx_machine.special_registers import SPECIAL_REGISTERS
-from ptx_machine.syntax import (
-    BITS,
-    Address,
-    Immediate,
-    Instruction,
-    Negated,
-    Operand,
-    Pair,
-    Register,
-    Special,
-    Symbol,
-    parts,
-)
+from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Special, Symbol, parts
 from ptx_machine.warp import Warp
 
 Source: TypeAlias = Callable[[Warp], Lanes]
@@ -80,7 +68,7 @@ def named(name: str, instruction: Instruction, names: Addresses) -> int:
         ValueError: there is no such variable.
     """
     if name not in names:
-        raise refuse(instruction, f"there is no variable {name}")
+        raise refuse(instruction, f"there is no variable {name} (addresses of functions are not modelled)")
     return names[name]
 
 
@@ -121,8 +109,7 @@ def targets(operand: Operand, instruction: Instruction) -> list[Register | None]
 
 def both(operand: Operand, instruction: Instruction) -> list[Register | None]:
     """Return the registers of the two results of first | second; of a single result, its register and None."""
-    first, second = (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
-    return [*targets(first, instruction), *targets(second, instruction)]
+    return [*targets(operand, instruction), None][:2]
 
 
 def whole(operand: Operand, instruction: Instruction) -> int:

@@ -56,9 +56,7 @@ class _Reader(Tokens):
             else:
                 self.refuse("a directive of PTX")
         if ".version" not in says or ".target" not in says:
-            raise ValueError(
-                "PTX: got a text without .version and .target; accepted is what nvcc -ptx or Triton writes"
-            )
+            raise ValueError("PTX: got a text without .version and .target; accepted is one of nvcc -ptx or Triton")
         entries = {name: replace(each, variables=(*variables, *each.variables)) for name, each in entries.items()}
         return Module(says[".version"][0], says[".target"][0], entries, frozenset(functions))
 

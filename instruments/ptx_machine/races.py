@@ -14,8 +14,7 @@ class Races:
     """Finds races in a block's shared memory.
 
     Args:
-        size: bytes of shared memory.
-        warps: of the block.
+        size: bytes of shared memory. warps: of the block.
 
     Attributes:
         now: number of the warp whose turn it is.
@@ -85,6 +84,5 @@ class Races:
     def _race(self, early: np.ndarray, at: np.ndarray, lanes: Lanes, event: str) -> BadAccess:
         row = int(early.argmax())
         where = f"shared memory at {int(at[row, 0])}"
-        return BadAccess(
-            int(np.flatnonzero(lanes)[row]), f"a race: warp {self.now} {event}, {where}, no barrier between"
-        )
+        reason = f"a race: warp {self.now} {event}, {where}, no barrier between"
+        return BadAccess(int(np.flatnonzero(lanes)[row]), reason)

@@ -23,8 +23,7 @@ def polynomial(coefficients, x):
     """Evaluate a polynomial by Horner's rule, each product and sum rounded.
 
     Args:
-        coefficients: the lowest power's first.
-        x: float64, a number or an array.
+        coefficients: the lowest power's first. x: float64, a number or an array.
 
     Returns:
         float64 of x's shape.

@@ -59,9 +59,7 @@ def places(descriptor: Descriptor, rows: int, k: int, size: int, k_major: bool) 
     """Compute the addresses of a matrix's elements, int64 (rows, k).
 
     Args:
-        descriptor: where it lies.
-        rows, k: its shape.
-        size: bytes of an element.
+        descriptor: where it lies. rows, k: its shape. size: bytes of an element.
         k_major: whether neighbours along the sum are neighbours in memory.
     """
     row, column = np.arange(rows)[:, None], size * np.arange(k)[None]  # the column in bytes

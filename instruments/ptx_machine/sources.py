@@ -31,9 +31,7 @@ class Package:
     """A package's archive, a source package or a wheel.
 
     Attributes:
-        name, version: of the project.
-        archive: name of the file.
-        sha256: of the file.
+        name, version: of the project. archive: name of the file. sha256: of the file.
         keep: folders and files of the archive to unpack.
     """
 
@@ -45,12 +43,9 @@ class Package:
 
 
 FLASH_ATTN = Package(
-    "flash-attn",
-    "2.8.3",
-    "flash_attn-2.8.3.tar.gz",
-    "1e71dd64a9e0280e0447b8a0c2541bad4bf6ac65bdeaa2f90e51a9e57de0370d",
-    ("csrc/flash_attn", "csrc/cutlass/include"),
-)
+    "flash-attn", "2.8.3", "flash_attn-2.8.3.tar.gz",
+    "1e71dd64a9e0280e0447b8a0c2541bad4bf6ac65bdeaa2f90e51a9e57de0370d", ("csrc/flash_attn", "csrc/cutlass/include"),
+)  # fmt: skip
 
 
 def unpacked(package: Package) -> Path:

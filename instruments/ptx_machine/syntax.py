@@ -33,8 +33,7 @@ class Immediate(NamedTuple):
     """A constant.
 
     Attributes:
-        value: a whole number, or the bits of a float.
-        type: "int", "f32" or "f64".
+        value: a whole number, or the bits of a float. type: "int", "f32" or "f64".
     """
 
     value: int
@@ -79,8 +78,8 @@ Operand: TypeAlias = Register | Special | Immediate | Symbol | Address | Vector 
 
 
 def parts(operand: Operand) -> tuple[Operand, ...]:
-    """Return a and b of {a, b}; of any other operand, the operand."""
-    return operand.items if isinstance(operand, Vector) else (operand,)
+    """Return a and b of {a, b} and of a | b; of any other operand, the operand."""
+    return operand.items if isinstance(operand, Vector) else (*operand,) if isinstance(operand, Pair) else (operand,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ class Instruction:
     """One instruction.
 
     Attributes:
-        words: of its name: ("mma", "sync", "aligned", "m16n8k16", ...).
-        operands: in the order of the text.
+        words: of its name: ("mma", "sync", "aligned", "m16n8k16", ...). operands: in the order of the text.
         guard: (predicate, whether it must be false): other threads skip the instruction; None: all execute it.
         line: of the PTX text, from 1.
         source: (file, line) that it was compiled from, where the text says so.
@@ -129,10 +127,8 @@ class Parameter:
     """A parameter of a kernel.
 
     Attributes:
-        name: of the parameter.
-        type: of PTX; None for a structure.
-        offset: of its first byte, in all parameters.
-        size: in bytes.
+        name: of the parameter. type: of PTX; None for a structure.
+        offset: of its first byte, in all parameters. size: in bytes.
     """
 
     name: str
@@ -146,9 +142,7 @@ class Variable:
     """A named piece of memory.
 
     Attributes:
-        name: of the variable.
-        space: "shared", "local", "global" or "const".
-        align: in bytes.
+        name: of the variable. space: "shared", "local", "global" or "const". align: in bytes.
         size: in bytes; None for shared memory whose size the launch gives.
         data: initial bytes of global and const memory; None: zeros.
     """
@@ -190,9 +184,7 @@ class Module:
     """A PTX text.
 
     Attributes:
-        version: of PTX.
-        target: such as "sm_80".
-        entries: name -> kernel.
+        version: of PTX. target: such as "sm_80". entries: name -> kernel.
         functions: names of device functions, which no machine here runs.
     """
 

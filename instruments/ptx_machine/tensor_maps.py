@@ -43,9 +43,8 @@ def tensor_map(tensor: Tensor, box: Sequence[int], width: int = PIECE) -> Struct
         ValueError: an argument does not fit.
     """
     if tensor.ndim > MOST or len(box) != tensor.ndim or tensor.stride(-1) != 1:
-        raise ValueError(
-            f"tensor: got {tensor.ndim} dimensions and a box of {len(box)}; accepted are 1 to {MOST}, alike"
-        )
+        got = f"got {tensor.ndim} dimensions and a box of {len(box)}"
+        raise ValueError(f"tensor: {got}; accepted are 1 to {MOST}, alike")
     if width not in SWIZZLES or width != PIECE and box[-1] * tensor.element_size() > width:
         raise ValueError(f"width: got {width} for lines of {box[-1] * tensor.element_size()} bytes; "
                          f"accepted are {SWIZZLES}, not below the line")  # fmt: skip

@@ -42,8 +42,7 @@ class Shape:
 
     Attributes:
         gives: type of the result. kind: type of the factors.
-        a_turned, b_turned: whether a matrix in shared memory lies row-major.
-        m, n: rows of A and of B.
+        a_turned, b_turned: whether a matrix in shared memory lies row-major. m, n: rows of A and of B.
     """
 
     gives: str

@@ -14,7 +14,8 @@ FLOATS = ("0f", "0F", "0d", "0D")  # before the bits of a float
 TOKEN = re.compile(
     r'"[^"\n]*"'
     r"|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*|\d+U?"  # numbers
-    r"|[.]?[A-Za-z_$%][\w$]*(?:(?:\.|::)\w[\w$]*)*\.?"  # names; nvcc ends some with a dot
+    r"|[.]reg(?=[.])|[.]?[A-Za-z_$%][\w$]*(?:(?:\.|::)\w[\w$]*)*\.?"  # names; nvcc ends some with a dot,
+    # and asm in CUDA's headers joins .reg to a type
     r"|\S"
 )
 

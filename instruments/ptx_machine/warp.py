@@ -27,8 +27,7 @@ class Code:
     Attributes:
         name: of the kernel.
         instructions, steps, members: one of each for every instruction; the last instruction is an added end.
-        labels: label -> number of the instruction behind it.
-        local: bytes of local memory of a thread.
+        labels: label -> number of the instruction behind it. local: bytes of local memory of a thread.
         dynamic: the first byte of the shared memory whose size the launch gives.
     """
 
@@ -53,12 +52,10 @@ class Warp:
 
     Attributes:
         block: the `block.Block` that it is a part of. index: its number there.
-        at: (32,), the number of each lane's next instruction.
-        alive: bool (32,), lanes that have not ended.
+        at: (32,), the number of each lane's next instruction. alive: bool (32,), lanes that have not ended.
         blocked: bool (32,), lanes that wait at a barrier.
         held: bool (32,), lanes that wait at an instruction until others of their warp come to it.
-        local: uint8 (32, bytes) of local memory.
-        turn: False when the warp should let others run.
+        local: uint8 (32, bytes) of local memory. turn: False when the warp should let others run.
         waited: whether it has come to a barrier in this turn, which ends there.
         idle: whether it waits until a barrier lets it go on, or has ended.
         whole: whether none of its 32 threads has ended.

@@ -4,6 +4,7 @@ import math
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -235,6 +236,7 @@ ASPECTS = {field.name for field in fields(Dialect)}
 BY_KEY = {each.key: each for each in CONVENTIONS}
 
 
+MOST_RUNS = 4  # of query heads that share a head of k, that are listed
 FITTED = {  # an aspect of a Dialect with a number -> what the output is then
     "scale": "with {:.4g} times its scale", "mask": "with {:.4g} times its mask",
     "softcap": "with scores capped at {:.4g}", "alibi": "with {:.4g} times ALiBi's slopes",
@@ -257,7 +259,15 @@ def _of_sources(sources):
         return "heads take k and v of other entries and heads"
     moved = [f"entries take k and v of entries {_few(entries)}"] if entries != [*range(len(sources))] else []
     usual = heads == [i * (max(heads) + 1) // len(heads) for i in range(len(heads))]
-    return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of heads {_few(heads)}"])
+    return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of {_heads_of(heads)}"])
+
+
+def _heads_of(heads):
+    """Heads of k, those of q in their order: runs of one head where there are few, else the first numbers."""
+    runs = [(head, [i for i, _ in run]) for head, run in groupby(enumerate(heads), key=lambda each: each[1])]
+    if len(runs) > MOST_RUNS:
+        return f"heads {_few(heads)}"
+    return ", ".join(f"head {head} (heads {at[0]} to {at[-1]})" for head, at in runs)
 
 
 def what(dialect: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
 COUNTED = 0.5  # of the rows, at least: a dialect that hides all keys of most rows says nothing
 OFF = 4.0  # unit roundoffs that a fitted number changes the output by: less may be rounding to one side
+AS_NEAR = 1.02  # times the least squared error: so near, the value from which the fit began is taken
 HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not fitted to: a factor rounds once more
 TINY = 1e-300
 
@@ -132,8 +133,7 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     """
     first = fits[0]
     if first.residual <= rounding_of(call, first.dialect):
-        yield first.dialect, first.residual
-        return
+        yield first.dialect, first.residual  # if its bound refuses it, numbers may come nearer
     near = sorted(fits, key=lambda each: each.residual)[:BASES]
     bases = [Dialect(), first.dialect, *(each.dialect for each in near)]
     mask = call.options.get("mask")
@@ -219,6 +219,8 @@ def _values(sample, aspect):
     if aspect == "sink":  # a score, and no factor
         return [start + x for x in range(-12, 7)]
     values = (start * (torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE).exp2()).tolist()
+    if aspect == "scale":  # as where the scale of q or k in 8 bits is lost
+        values += [1 / x for name, x in sample.reader.call.scales.items() if name != "v_scale"]
     return values + [-x for x in values] if aspect in SIGNED else values
 
 
@@ -260,7 +262,10 @@ def _refined(sample, family, values) -> Rated:
 
     numbers: dict[str, float] = {}
     if aspects:
-        found = optimize.least_squares(far, [0.0] * len(aspects), method="lm", xtol=1e-10, max_nfev=60).x
+        start = [0.0] * len(aspects)
+        found = optimize.least_squares(far, start, method="lm", xtol=1e-10, max_nfev=60).x
+        if (far(start) ** 2).sum() <= AS_NEAR * (far(found) ** 2).sum():
+            found = abs(found) * 0  # a round number, or a known one, is as near
         if (abs(found) < REACH).all():  # else ever smaller or larger numbers come nearer, and none is the cause
             numbers = _kept(sample, at(found))
     error, factor = sample.error(numbers, solve)

@@ -49,6 +49,7 @@ class CapturedCall:
             gradient of o, like it; dlse, of lse; dq, dk and dv, like q, k and v. In another order of dimensions, too.
         stated: a key of `low_bits.OF_P`, or a format's name: that of a kernel whose q, k and v are held in a wider one,
             as they are of 8 bits and their scales. "" is that of q.
+        scales: those of q, k and v in 8 bits that are one number, by which they are multiplied already.
         declared: the Precision that a kernel declares, whose bound alone decides; None: that of a kernel in `fmt`, or
             of attention written out step by step. block: keys of its tiles.
     """
@@ -60,6 +61,7 @@ class CapturedCall:
     options: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Tensor] = field(default_factory=dict)
     stated: str = ""
+    scales: dict[str, float] = field(default_factory=dict)
     declared: Precision | None = None
     block: int = BLOCK
 

@@ -1,6 +1,7 @@
 """`explain`, of tensors and of a file: q, k, v, one output or two, and what the reader believes of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from attention_check.probe.tensor_files import tensors
 from fa_lib.kernels.options import CallOptions, validate
 from fa_lib.numerics.formats import Format
 
+LOST = 0.01  # that the inverse of a scale and a number that was fitted may be apart
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -136,7 +138,8 @@ def captured_call(
         others |= {name: _narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
     held = {name: x for name, x in (options or {}).items() if x is not None}
     q, k, v, o = (found[name] for name in ("q", "k", "v", "o"))
-    call = CapturedCall(q, k, v, o, held, others, stated)
+    numbers = {name: x.item() for name, x in scales.items() if x.numel() == 1}
+    call = CapturedCall(q, k, v, o, held, others, stated, numbers)
     _check(call)
     return call
 
@@ -175,7 +178,11 @@ def explain_call(call: CapturedCall) -> Explanation:
     Raises:
         Unfit: the tensors make no call of attention in any layout.
     """
-    return with_other_outputs(call, explanation(call))
+    found = explanation(call)
+    of = dict(q_scale="scale", k_scale="scale", v_scale="factor")  # what an output is off by that lacks it
+    numbers = {name: found.dialect.get(of[name]) for name in call.scales}
+    lost = [name for name, x in numbers.items() if isinstance(x, float) and abs(x * call.scales[name] - 1) < LOST]
+    return with_other_outputs(call, replace(found, lost=tuple(lost)))
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explanation:

@@ -33,6 +33,9 @@ CHANGES = {  # of an OtherOutput -> what it is
     "base_2": "right, as the logarithm to base 2: multiply it by ln 2",
     "negative": "right, with the opposite sign", "maximum": "the largest score of each row alone",
     "without_maximum": "right, without the largest score of each row: add it",
+    "unscaled_maximum": "right, but for the largest score of each row, which was not scaled",
+    "unmasked": "the gradient of P without the mask, divided by the row sum with it",
+    "not_divided": "the gradient of P that is not divided by its row sum",
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
     "mean_of_heads": "the mean over the query heads that share its keys, where their sum is due",
     "of_one_head": "the gradient of one query head alone, of those that share its keys",
@@ -68,7 +71,7 @@ OUT_OF_SIGHT = (
     "Compare q, k and v of both sides first."
 )
 SHORT_CALL = """\
-Next: save a call of the same kernel with at most {keys} keys, as many as v has features: its weights are solved for.
+Next: save a call of the same kernel with at most {keys} keys, half of v's features: its weights are solved for.
     n = {keys}
     q, k, v = q[:, :, -n:], k[:, :, :n], v[:, :, :n]  # and the mask, if there is one
     np.savez("short.npz", q=q, k=k, v=v, o=kernel(q, k, v))  # then: fa-lib explain short.npz
@@ -258,6 +261,7 @@ def _bug(found, name):
         return
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}."
+        yield from _lost(found)
         yield from _believed(found)
         yield from _bound(found)
         if found.arithmetic:
@@ -314,8 +318,8 @@ def _noise(found):
         yield "Its error is like noise, in the scores or in the output: without bias, and alike in every head."
     if found.noise and found.noise >= 0.005:
         yield (
-            f"Dropout of {found.noise:.0%} of the weights may make it too: o of a call with at most as many keys as v "
-            "has features tells them apart."
+            f"Dropout of {found.noise:.0%} of the weights may make it too: o of a call with at most half as many keys "
+            "as v has features tells them apart."
         )
 
 
@@ -331,6 +335,12 @@ def _believed(found):
         yield "Under your options the shapes do not fit."
     else:
         yield f"Under your options it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}."
+
+
+def _lost(found):
+    """The scales in 8 bits that a number of the dialect undoes."""
+    if found.lost:
+        yield f"So it is without {' and '.join(found.lost)}."
 
 
 def _selects(found):

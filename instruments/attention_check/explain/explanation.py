@@ -156,8 +156,6 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         if is_known := where is not None and where.is_known:
             break
     like = None if is_known else noise(numbers.rows)
-    if where is not None and part is None and outcome is numbers and (where.heads or where.entries):
-        part = _in_part(call, where)
     keys, features = numbers.rows.v.shape[-2:]
     short = features // 2 if where is None and keys > features // 2 else 0  # with as many, v may be ill-conditioned
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
@@ -262,19 +260,6 @@ def _inside(own: CapturedCall) -> Explanation | None:
     return numbers.explained(Verdict.BUG, dropout=share) if share else None
 
 
-def _in_part(call: CapturedCall, where: WrongRegions) -> dict[str, Any] | None:
-    """The changes of a dialect in which some entries and heads are right, confirmed as that of all is; None if none."""
-    entries, heads = (
-        torch.tensor([i for first, last in ranges or [(0, count - 1)] for i in range(first, last + 1)])
-        for ranges, count in zip((where.entries, where.heads), call.q.shape)
-    )
-    own = _part_of(call, entries, heads)
-    found = _right(own, holding(own, search(own)), 0.0)
-    if found is None or found.where is not None or not found.dialect.keys().isdisjoint(OF_ALL):
-        return None
-    return found.dialect or None
-
-
 def _part_of(call: CapturedCall, entries: Tensor, heads: Tensor) -> CapturedCall:
     """The call of some entries and heads of q alone, each head with k and v of its own."""
     options, of_k = dict(call.options), heads * call.k.shape[1] // call.q.shape[1]
@@ -311,10 +296,8 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
         if zero := _zero_rows(call):
             return zero
         where, part = _located(call, found, wrong, numbers, [])
-        if where is not None and part is None and not numbers.rows.dialect.changes():
-            if apart := _apart(call, numbers, believed):
-                return apart
-            part = _in_part(call, where) if where.heads or where.entries else None
+        if not numbers.rows.dialect.changes() and (apart := _apart(call, numbers, believed)):
+            return apart
         return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 

@@ -227,6 +227,8 @@ def _other_gradients(
         delta = deltas(group.rows, group.dO)
         if name != "dv":
             yield "without_delta", x, gradients(group.rows, group.dO, 0 * delta + dlse, before_the_sum)[name], {}
+        yield "unmasked", x, _recomputed(group, masked=False)[name], {}
+        yield "not_divided", x, _recomputed(group, divided=False)[name], {}
         rounded = partial(before_the_sum, fmt=right.call.fmt)
         yield "scores", x, gradients(group.rows, group.dO, dlse - delta, rounded)[name], {}
     dO = turned(right.call, right.dialect, "dO", "o")
@@ -241,6 +243,15 @@ def _other_gradients(
         except Unfit:
             continue
         yield "dialect", x, of(rows), dict(dialect=dialect.changes())
+
+
+def _recomputed(group, masked=True, divided=True):
+    """The gradients of a group where P is exp(S - log-sum-exp) of scores without the mask, or not divided by l."""
+    rows, dO = group.rows, group.dO
+    S, L = scores(rows), log_sum_exp(rows)[..., None]
+    P = torch.exp((S if masked else rows.products * rows.scale) - (L if divided else S.amax(-1, keepdim=True)))
+    dS = P * (dO @ rows.v.mT - deltas(rows, dO)[..., None]) * rows.scale
+    return dict(dq=(dS @ rows.k)[0], dk=(dS.mT @ rows.q)[0].sum(0), dv=(P.mT @ dO)[0].sum(0))
 
 
 def _of_group(right, name, x, worst):
@@ -345,7 +356,8 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     tried = [(_off(own, other), change, more) for change, other, more in _other_log_sum_exps(call, sample, choices)]
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
-        verdict = Verdict.BUG if change == "dialect" and more != WITHOUT_SINKS else Verdict.CONVENTION
+        is_fault = change == "unscaled_maximum" or change == "dialect" and more != WITHOUT_SINKS
+        verdict = Verdict.BUG if is_fault else Verdict.CONVENTION
         return OtherOutput("lse", verdict, residual, times, change, dialect=more, looked_at=looked_at)
     verdict = Verdict.PRECISION if residual <= NEAR and off > MOST * count else Verdict.BUG
     return OtherOutput("lse", verdict, residual, times, looked_at=looked_at)
@@ -360,6 +372,7 @@ def _other_log_sum_exps(
     yield "negative", -due, {}
     yield "maximum", m, {}
     yield "without_maximum", due - m, {}
+    yield "unscaled_maximum", due - m + m / rows.scale, {}
     yield "sum", (due - m).exp(), {}
     for each in choices:
         dialect = changed(rows.dialect, each.aspect, each.choice)

@@ -132,7 +132,7 @@ class Explanation:
         spans: rows that see keys up to another one than believed, where this alone is wrong. page: keys in whose place
             others were read. inside: a wrong part, in words, and what it is by itself.
         zero: "rows", of which `where` says that they are 0, the others being right or as the rest says; "padding":
-            rows whose own keys a mask hides are 0.
+            rows whose own keys a mask hides are 0. lost: the scales of 8 bits whose inverse a number of the dialect is.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many.
@@ -158,6 +158,7 @@ class Explanation:
     page: Page | None = None
     inside: "tuple[str, Explanation] | None" = None
     zero: str = ""
+    lost: tuple[str, ...] = ()
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""

@@ -67,7 +67,7 @@ def kernel_errors() -> Iterator[None]:
         raise
     except BaseException as error:
         if broken(error):
-            raise KernelError(Outcome.MALFORMED, message(error)) from error
+            raise KernelError(Outcome.MALFORMED, f"fails: {message(error)}") from error
         raise KernelError(Outcome.REFUSED, f"raises {type_name(error)}: {message(error)}") from error
 
 

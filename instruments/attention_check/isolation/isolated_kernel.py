@@ -41,7 +41,8 @@ from fa_lib.kernels.kernel_ref import KernelRef, unavailable, uncallable
 LIMIT_S = 60.0  # of one call
 MODELLED = 10  # times that where a GPU is modelled: its machine itself finds out what does not end
 FIRST_CALL_FACTOR = 5  # times that for the import, and for a process's first call: kernels are compiled there
-MOST_ENDINGS = 3  # of its process, after which a kernel is asked no more
+MOST_ENDINGS, MOST_QUICK_ENDINGS = 3, 20  # of its process, after which a kernel is not called any more
+QUICK_S = 5.0  # a call that ends its process sooner costs the check little
 
 KINDS = (
     inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
@@ -49,6 +50,7 @@ KINDS = (
 )  # fmt: skip
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors
+SAID = 2**12  # bytes of what is printed last that are kept
 START_S = 300.0  # until Python and torch are there
 GOODBYE_S = 2.0  # to end by itself
 SLICE_S = 0.2  # a process may die and leave its end of the socket to a child
@@ -87,12 +89,12 @@ class Process:
         RuntimeError: it ends before it has heard of the kernel.
 
     Attributes:
-        printed: bytes that it wrote to "stdout" and "stderr".
+        printed: bytes that it wrote to "stdout" and "stderr". last: the end of the latter.
     """
 
     def __init__(self, kernel: KernelRef, threads: int):
         self.inbox, self.outbox, self.said, self.number = _nameless(), _nameless(), b"", 0
-        self.printed = dict(stdout=0, stderr=0)
+        self.printed, self.last = dict(stdout=0, stderr=0), b""
         self.socket, theirs = socket.socketpair()
         ending, self.lifeline = os.pipe()
         descriptors = (theirs.fileno(), self.inbox, self.outbox)
@@ -216,10 +218,12 @@ class Process:
         self._kill()
         if code is None:
             return Ended("crashes", problem or "closes its connection to the judge")
+        said = first_line(self.last.decode(errors="replace").strip().rpartition("\n")[2])
+        after = f", after the line {said!r}" if said else ""
         if code < 0:
             name = signal_name(-code)
-            return Ended("crashes", f"ends its process by {name}", name)
-        return Ended("exits", f"ends its process with exit code {code}", number=code)
+            return Ended("crashes", f"ends its process by {name}{after}", name)
+        return Ended("exits", f"ends its process with exit code {code}{after}", number=code)
 
     def _kill(self):
         with suppress(ProcessLookupError, PermissionError):
@@ -239,6 +243,7 @@ class Process:
         with getattr(self.process, name) as stream:
             while got := stream.read1(2**16):
                 self.printed[name] += len(got)
+                self.last = (self.last + got)[-SAID:] if name == "stderr" else self.last
 
 
 def signal_name(number: int) -> str:
@@ -344,7 +349,7 @@ class IsolatedKernel:
         self.acts: dict[tuple, dict] = {}
         self.printed = dict(stdout=0, stderr=0)
         self.parameters: list | None = None
-        self.endings, self.ready, self.dead, self.stillborn = 0, False, False, ""
+        self.endings, self.late_endings, self.ready, self.dead, self.stillborn = 0, 0, False, False, ""
         self.warmed: set[str] = set()
         self.memory = Memory()
         self.gone: list[tuple[Process, int]] = []
@@ -365,13 +370,14 @@ class IsolatedKernel:
         with suppress(KernelError):
             self._hello()
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """What the kernel returns: a tensor, or a tuple of its first two.
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> Any:
+        """What the kernel returns: a tensor, or a tuple of its first two. others: are passed by position, too.
 
         Raises:
             KernelError: REFUSED where it raises; MALFORMED where it returns no tensor of numbers, or changes its
-                inputs; ENDED where it does not come back; NOT_CALLED after that happened three times.
+                inputs; ENDED where it does not come back; NOT_CALLED after that happened too often.
         """
+        options = dict(enumerate(others, 3)) | options
         tensors = (q, k, v, *(x for x in options.values() if isinstance(x, Tensor)))
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return _Crossing.apply(self, options, *tensors)
@@ -385,7 +391,7 @@ class IsolatedKernel:
             name: ("tensor", 3 + names.index(name)) if name in names else ("value", x) for name, x in options.items()
         }
         reply = self._asked("call", tensors, dict(options=places, wants=[*wants]))
-        changed = [("q", "k", "v", *names)[i] for i in reply["changed"]]
+        changed = [f"{('q', 'k', 'v', *names)[i]}" for i in reply["changed"]]
         if changed:
             raise KernelError(Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
         results = reply["results"]
@@ -476,10 +482,11 @@ class IsolatedKernel:
         at = f"{do}, " + ", ".join(f"{tuple(x.shape)}" for x in tensors[:2]) + f", {tensors[0].dtype}"
         process = self._running()
         forget, self.gone = [n for process, n in self.gone if process is self.process], []
+        begun = time.monotonic()
         try:
             reply = process.ask(tensors, order | dict(do=do, forget=forget), limit, due)
         except Ended as ended:
-            raise self._ended(ended, at) from None
+            raise self._ended(ended, at, late=time.monotonic() - begun > QUICK_S) from None
         self.warmed.add(do)
         self._state(reply, False, at)
         if reply["outcome"] == Outcome.ANSWERED:
@@ -491,12 +498,13 @@ class IsolatedKernel:
         error, text = (first_line(reply.get(name)) for name in ("error", "text"))
         raise KernelError(Outcome.REFUSED, f"raises {error}: {text}")
 
-    def _ended(self, ended, at, on_import=False):
-        """Note what ended the process, and the KernelError that says so."""
+    def _ended(self, ended, at, on_import=False, late=False):
+        """Note what ended the process, and whether late, and the KernelError that says so."""
         self._act(ended.what, ended.detail, on_import, ended.number, at)
         self._count()
         self.process, self.endings = None, self.endings + 1
-        self.dead = self.dead or self.endings >= MOST_ENDINGS
+        self.late_endings += late or ended.what == "hangs"
+        self.dead = self.dead or self.late_endings >= MOST_ENDINGS or self.endings >= MOST_QUICK_ENDINGS
         return KernelError(Outcome.ENDED, f"{ended}")
 
     def _state(self, told, on_import, at):

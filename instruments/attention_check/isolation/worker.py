@@ -97,17 +97,18 @@ class Worker:
             text = _written(str, error, "")
             reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
             if broken(error):
-                reply |= dict(outcome=Outcome.MALFORMED, problem=text)
+                reply |= dict(outcome=Outcome.MALFORMED, problem=f"fails: {text}")
         return reply | dict(state=self.watch.look())
 
     def call(self, order: dict) -> dict:
         tensors = self.read(order["storages"], order["tensors"])
         before = [_bits(x).clone() for x in tensors]
         options = {name: tensors[x] if kind == "tensor" else x for name, (kind, x) in order["options"].items()}
+        others = [options.pop(place) for place in [*options] if isinstance(place, int)]  # by position
         wanted = [x for x, wants in zip(tensors, order["wants"]) if wants]
         for x in wanted:
             x.requires_grad_()
-        o = self.fn(*tensors[:3], **options)
+        o = self.fn(*tensors[:3], *others, **options)
         several = isinstance(o, (tuple, list))
         results = list(o[:RESULTS]) if several else [o]
         if not results or not isinstance(results[0], torch.Tensor):

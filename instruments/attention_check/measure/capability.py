@@ -76,10 +76,17 @@ def _of_each_sequence(n):
     return torch.stack([earlier, earlier.mT])[:, None]
 
 
+def _padding(n):
+    """A mask (2, 1, 1, n), one for each sequence of a batch and every row of it: first and last keys are hidden."""
+    at = torch.arange(n)
+    return torch.stack([at < n - 90, at >= 150])[:, None, None]
+
+
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("format", 256, 256)  # asked for in every format, whose name is its key in tables
 HEAD_DIM, GRADIENTS, GRADIENTS_AT, SINKS_GRADIENT = "head_dim", "gradients", "gradients_at", "sinks_gradient"
 HEAD_DIMS = (32, 40, 72, 80, 96, 104, 128, 256)
+ONE_QUERY_DIMS = (80, 96, 128)  # that kernels for one query read in vectors of 64 features
 CAUSAL_FEWER, CAUSAL_ONE, FEWER, MORE = (
     "causal_fewer_queries", "causal_one_query", "fewer_queries", "more_queries",
 )  # fmt: skip
@@ -98,8 +105,12 @@ def _options(n) -> dict[str, dict[str, Any]]:
 
 OPTIONS = _options(256)
 GRADIENTS_WITH = {  # a capability -> what its gradients are called
-    key: f"{GRADIENTS}_{key}" for key in (*OPTIONS, "scale", "gqa", FEWER, CAUSAL_FEWER, MORE, OFF_TILES)
-}
+    key: f"{GRADIENTS}_{key}"
+    for key in (
+        *OPTIONS, "scale", "gqa", "gqa_uneven", FEWER, CAUSAL_FEWER, MORE, OFF_TILES, "causal_window", "causal_softcap",
+        "causal_sinks", "gqa_causal",
+    )
+}  # fmt: skip
 NAMED_OPTIONS = (*OPTIONS, "scale", "gqa", GRADIENTS)  # that a reader means by options
 LARGE = Call("large_scores", 256, 256)  # scores up to some 250
 OF_A_DEFECT = (  # Python's errors of a program with a defect; an AssertionError is its author's word
@@ -132,18 +143,25 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
     Capability(Call(CAUSAL_FEWER, 64, 256, options=dict(causal=True))),
     Capability(Call(MORE, 256, 97)),
     Capability(Call("one_query_decoding", 1, 256)),
+    *(
+        Capability(Call(f"one_query_{d}", 1, 256, head_dim=d), ("one_query_decoding", f"{HEAD_DIM}_{d}"))
+        for d in ONE_QUERY_DIMS
+    ),
     Capability(Call(CAUSAL_ONE, 1, 256, options=dict(causal=True))),
     Capability(Call("gqa", 256, 256, heads=4)),
+    Capability(Call("gqa_uneven", 256, 256, heads=6), ("gqa",)),  # 3 heads of Q share a key head: no power of two
     *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),
     Capability(Call(WINDOW_LEFT, 256, 256, options=dict(window=(4, 0)))),  # fewer keys than a kernel may have parts
     _two("gqa", OFF_TILES, 203, 203, heads=4),
     *(_two(key, OFF_TILES, 203, 203, **option) for key, option in _options(203).items()),
     Capability(Call("boolean_mask_first", 64, 1300, options=dict(mask=_hidden_first(False))), ("boolean_mask",)),
     Capability(Call("boolean_mask_batch", 256, 256, options=dict(mask=_of_each_sequence(256))), ("boolean_mask",)),
+    Capability(Call("boolean_mask_padding", 256, 256, options=dict(mask=_padding(256))), ("boolean_mask",)),
     Capability(Call("added_mask_first", 64, 1300, options=dict(mask=_hidden_first(True))), ("added_mask",)),
     Capability(Call("window_first", 64, 1300, options=OPTIONS["window"]), ("window",)),
     _two("scale", "softcap", 256, 256, scale=0.05, softcap=2.0),
     _two("gqa", "one_query_decoding", 1, 256, heads=4),
+    _two("gqa_uneven", "one_query_decoding", 1, 256, heads=6),
     _two("gqa", "sinks", 256, 256, heads=4, sinks=torch.tensor([6.0, 4, 2, 5])),
     *(_two("gqa", a, 256, 256, heads=4, **OPTIONS[a]) for a in ("causal", "boolean_mask", "window", "softcap")),
     *(

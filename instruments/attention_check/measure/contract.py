@@ -48,7 +48,7 @@ from fa_lib.numerics.formats import FP32, FP64, Format
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
 ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
 NAMED, BY_DEFAULT = "named", "causal_by_default"
-UNNAMED = ("gqa", "v_dim_128", "v_dim_512", "boolean_mask_batch")  # no parameter says that a kernel takes these
+UNNAMED = ("gqa", "v_dim_128", "v_dim_512", "gqa_uneven", "boolean_mask_batch", "boolean_mask_padding")
 AWAY, TIMES, TIMES_ROW = 0.05, 4, 6  # of a gradient and of a row of an answer: beyond that, and so many times as far
 MOST_AWAY = 0.4  # as the first call's, it is wrong; a gradient also beyond this
 
@@ -93,7 +93,7 @@ def contract(
         if not answered.issuperset(each.needs):
             continue
         if (outcome := asker.ask(each.key, fmt, each.call)) == Outcome.ANSWERED:
-            answered.add(each.key)
+            answered |= {each.key, f"{each.key}_{each.call.head_dim}"}
         elif each.key == WINDOW_LEFT and outcome == Outcome.REFUSED:
             asker.rows.pop()  # as "window" says
     for d in head_dims or ():
@@ -161,7 +161,8 @@ class _Asker:
             elif off <= limit:  # of 400 keys one that is missing makes 5 % of a row
                 off, limit = _furthest_row(answer.output, golden), max(AWAY, TIMES_ROW * self.distances[fmt])
             if off > limit:
-                outcome, note = _compared(CapturedCall(q, k, v, answer.output, options), limit)
+                call_seen = CapturedCall(q, k, v, answer.output, options)
+                outcome, note = _compared(call_seen, limit, any(row["note"] == "top_left" for row in self.rows))
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
         elif (
@@ -233,7 +234,9 @@ class _Asker:
         except KernelError as error:
             return self.failed(SINKS_GRADIENT, error)
         wrong = _far(ours, gradient(kernels.golden, inputs=fmt).double())
-        return self.row(SINKS_GRADIENT, Outcome.WRONG, "other") if wrong else self.row(SINKS_GRADIENT)
+        if wrong:
+            return self.row(SINKS_GRADIENT, Outcome.WRONG, problem="returns another gradient of the sinks")
+        return self.row(SINKS_GRADIENT)
 
     def failed(self, asked, error, dim=0):
         """A row of a backward pass that raises, of a call that the kernel answers."""
@@ -308,12 +311,15 @@ def _typed(fn):
     return call
 
 
-def _compared(call, limit):
-    """Outcome and note of an answer of the right shape, an CapturedCall, whose distance from attention's is above a
-    limit."""
-    uneven = call.q.shape[2] != call.k.shape[2]  # else the alignments are one
-    if uneven and call.options.get("causal") and wrong_answers.residual(call, Dialect(causal="top_left")) <= limit:
-        return Outcome.ANSWERED, "top_left"
+def _compared(call, limit, top_left):
+    """Outcome and note of an answer of the right shape, a CapturedCall, whose distance from attention's is above a
+    limit. top_left: the kernel's causal mask is known to be aligned so, and its window may be."""
+    later = call.k.shape[2] - call.q.shape[2]  # keys that a row's own is further on, aligned bottom-right
+    causal, (left, right) = call.options.get("causal"), call.options.get("window") or (None, None)
+    if later and (causal or top_left and left is not None):
+        window = "" if left is None else (left + later, right - later)
+        if wrong_answers.residual(call, Dialect(causal="top_left" if causal else "", window=window)) <= limit:
+            return Outcome.ANSWERED, "top_left"
     return Outcome.WRONG, wrong_answers.diagnose(call)
 
 

@@ -5,7 +5,14 @@ from typing import Any
 
 from attention_check.conventions.conventions import is_of_keys, of_keys
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.capability import CAPABILITIES, GRADIENTS_AT, GRADIENTS_WITH, HEAD_DIM, OFF_TILES
+from attention_check.measure.capability import (
+    CAPABILITIES,
+    GRADIENTS_AT,
+    GRADIENTS_WITH,
+    HEAD_DIM,
+    OFF_TILES,
+    ONE_QUERY_DIMS,
+)
 from attention_check.measure.measurements import RAN, ROUNDED
 from fa_lib.kernels.kernel_ref import label_of
 
@@ -16,11 +23,15 @@ LABELS = {
     "scale": "another scale", "fewer_queries": "fewer queries than keys",
     "more_queries": "more queries than keys",
     "causal_fewer_queries": "causal, fewer queries than keys", "one_query_decoding": "one query, as in decoding",
-    "causal_one_query": "causal, one query", "gqa": "key heads shared, GQA 4 to 2", "boolean_mask": "a boolean mask",
+    "causal_one_query": "causal, one query", "gqa": "key heads shared, GQA 4 to 2",
+    "gqa_uneven": "key heads shared, GQA 6 to 2",
+    **{f"one_query_{d}": f"one query at head_dim {d}" for d in ONE_QUERY_DIMS},
+    "boolean_mask": "a boolean mask",
     "added_mask": "an added mask, ALiBi", "window": "a window of 64 and 32 keys",
     "window_left": "a window of 4 and 0 keys", "watch_races": "shared memory without races",
     "boolean_mask_first": "a boolean mask that hides 1,100 first keys",
     "boolean_mask_batch": "another boolean mask for each sequence of a batch",
+    "boolean_mask_padding": "another boolean mask of keys for each sequence, (batch, 1, 1, keys)",
     "added_mask_first": "a mask of -inf that hides 1,100 first keys",
     "window_first": "a window that hides 1,170 first keys", "large_scores": "scores up to some 250",
     "sinks_gradient": "gradient of the sinks", HEAD_DIM: "head_dim", GRADIENTS_AT: "gradients at head_dim",

@@ -45,7 +45,10 @@ def cause(judgement: Judgement) -> list[Finding]:
     of `explain`; then WORDINGS' order."""
     if judgement.verdict != Verdict.FAILS:
         return []
-    failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
+    failing = sorted(
+        (f for f in judgement.findings if f.severity == Severity.FAILS),
+        key=lambda f: (gravity(f), f.where.get("note") == "other"),  # an answer that was recognised first
+    )
     rounded = [f for f in judgement.findings if f.severity == Severity.REPORTED and f.what in ROUNDED_BY]
     reported = [f for f in rounded if f.where.get("same", True)]
     causes = [what for what, wording in WORDINGS.items() if wording.because]

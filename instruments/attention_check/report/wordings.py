@@ -572,7 +572,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     ),
     "relations": Wording(sentence=_relations),
     # a kernel that could not be judged, or not as it was called
-    "not_run": Wording("It could not be run: {answered}"),
+    "not_run": Wording("It could not be run: {answered}", because="nothing of it was judged: {answered}"),
     "not_attention": Wording(sentence=_not_attention),
     "only_fp64": Wording("It runs in FP64 only, the golden value's own format: there is nothing to judge it by"),
     "convention": Wording(sentence=_convention),
@@ -629,10 +629,13 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "outwards": Wording(sentence=_outwards),
     "repeats": Wording(sentence=_repeats),
     # how it behaves in its process
-    "hangs": Wording("It hangs: no answer within {number:g} s, {calls}"),
-    "crashes": Wording("It crashes: {crash}, {calls}"),
+    "hangs": Wording(
+        "It hangs: no answer within {number:g} s, {calls}", because="it hangs, {calls}"
+    ),
+    "crashes": Wording("It crashes: {crash}, {calls}", because="it crashes, by {crash}, {calls}"),
     "exits": Wording(
-        "It ends its process: with {exit}, {calls}", change="raise an error that says what is wrong"
+        "It ends its process: with {exit}, {calls}", change="raise an error that says what is wrong",
+        because="it ends its process with {exit}, {calls}",
     ),
     "unasked": Wording("Its process ended {number:.0f} times; {times} calls after that were not made"),
     "prints": Wording("It prints: up to {number:,.0f} bytes on {details_all}"),

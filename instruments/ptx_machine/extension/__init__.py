@@ -2,6 +2,7 @@
 `load_inline` compile for the machine, and the modules that they return take CPU tensors."""
 
 import ctypes
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +48,8 @@ def torch_extensions(gpu: str | GPU) -> Iterator[None]:
     ):  # fmt: skip
         files = [Path(source).resolve() for source in ([sources] if isinstance(sources, str) else sources)]
         include = [Path(path).resolve() for path in extra_include_paths or ()]
-        extension = Sources(name, files, extra_cflags or (), extra_cuda_cflags or (), extra_ldflags or (), include)
-        return loaded(extension, gpu, is_python_module)
+        flags = (shlex.split(" ".join(each or ())) for each in (extra_cflags, extra_cuda_cflags, extra_ldflags))
+        return loaded(Sources(name, files, *flags, include), gpu, is_python_module)  # torch hands flags to a shell
 
     finder = Finder(gpu, lambda sources: loaded(sources, gpu))
     sys.meta_path.append(finder)

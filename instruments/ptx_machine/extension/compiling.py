@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,11 @@ from ptx_machine.nvcc import toolkit, version
 HERE = Path(__file__).resolve().parent
 HOST = ("-fPIC", "-w", "-O0", "-g0", "-DTORCH_API_INCLUDE_EXTENSION_H")  # the host's code launches, and computes little
 STANDARD = "-std=c++20"  # torch's headers need it
-DEVICE_FLAGS = ("-gencode", "-arch", "--generate-code", "--threads", "-t", "-G", "--gpu-architecture")  # not the user's
+WITH_VALUE = """-gencode --generate-code -arch --gpu-architecture -code --gpu-code -t --threads -keep-dir --keep-dir
+                -rdc --relocatable-device-code""".split()  # flags of nvcc that are not the user's
+WITHOUT = "-G --device-debug -dc --device-c -dlto --dlink-time-opt -keep --keep -save-temps --save-temps".split()
 NOT_MODELLED = re.compile(r"(__)?cu(da|blas|rand|dnn|solver|sparse|fft|Launch|Mem|Module|Ctx|Device|Func|Init|Get)\w*")
+ERROR = re.compile("error|cannot find|undefined reference")
 DELAY_S, MOST_LINES = 2, 20  # before progress is shown; of a compiler's words in an error
 
 
@@ -35,8 +39,7 @@ class Sources:
     Attributes:
         name: of the module that Python imports; of a setup.py with its packages.
         files: paths of .cpp and .cu files.
-        cxx, nvcc: flags of g++ and of nvcc. link: of the linker.
-        include: folders.
+        cxx, nvcc: flags of g++ and of nvcc. link: of the linker. include: folders.
     """
 
     name: str
@@ -112,13 +115,14 @@ def _commands(sources: Sources, file: Path, target: Path, capability: int) -> li
 
 
 def _portable(flags: Sequence[str]) -> list[str]:
-    """Leave out the flags that say for which GPU is compiled."""
-    kept, skip = [], False
-    for flag in map(str, flags):
-        head = flag.split("=")[0]
-        if not skip and head not in DEVICE_FLAGS:
-            kept.append(flag)
-        skip = not skip and head in DEVICE_FLAGS and "=" not in flag and flag != "-G"
+    """Leave out the flags that say for which GPU is compiled, that link device code, and that keep nvcc's files."""
+    kept, words = [], map(str, flags)
+    for word in words:
+        head, equals, _ = word.partition("=")
+        if head in WITH_VALUE and not equals:
+            next(words, "")
+        elif head not in (*WITH_VALUE, *WITHOUT):
+            kept.append(word)
     return kept
 
 
@@ -151,7 +155,7 @@ def _runtime() -> Path:
 
 def _link(sources: Sources, objects: Sequence[Path], library: Path) -> None:
     folder = Path(torch.__file__).parent / "lib"
-    flags = [flag for flag in sources.link if not re.match(r"-lcu|-lnv|-L.*cuda", str(flag))]
+    flags = [flag for flag in sources.link if not re.match(r"-l(cu|nv|torch_cuda|c10_cuda)|-L.*cuda", str(flag))]
     libraries = [f"-L{folder}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
     _make(["g++", "-shared", *objects, *flags, *libraries], library)
     wanted = subprocess.run(["nm", "-D", "-u", library], capture_output=True, text=True, check=True).stdout.split()
@@ -163,6 +167,8 @@ def _link(sources: Sources, objects: Sequence[Path], library: Path) -> None:
 
 def _compile(name: str, commands: list[list], target: Path) -> None:
     """Compile one file by the first of some commands that does, and note what it was made of."""
+    if not sys.stderr.isatty():
+        print(f"compiling {name}: {commands[0][-1].name}", file=sys.stderr, flush=True)
     for at, command in enumerate(commands):
         try:
             _make(command, target)
@@ -196,7 +202,7 @@ def _make(command: list, target: Path) -> None:
     process = subprocess.run([*map(str, command), "-o", str(part)], capture_output=True, text=True)
     if process.returncode:
         words = process.stderr.splitlines()
-        lines = [*dict.fromkeys(line for line in words if "error" in line)] or words
+        lines = [*dict.fromkeys(line for line in words if ERROR.search(line))] or words
         raise RuntimeError("\n".join([f"{Path(command[0]).name} fails:", *lines[:MOST_LINES]]))
     part.replace(target)
 

@@ -12,9 +12,11 @@ typedef struct { /* as _Answers in runtime.py */
   void *(*allocate)(size_t size);
   int (*release)(void *address);
   void *(*variable)(int image, const char *name);
-  int (*occupancy)(int image, const char *name, int threads, size_t shared);
+  int (*occupancy)(int image, const char *name, int threads, size_t shared, int *used);
   int most_shared, processors, capability;
   const char *name;
+  size_t memory;
+  int cache;
 } Answers;
 typedef struct { const void *host; const char *name; int image; size_t shared; } Symbol; /* a kernel, or a variable */
 typedef struct { dim3 grid, block; size_t shared; void *stream; } Configuration;
@@ -98,12 +100,23 @@ cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute attrib
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *host, int threads, size_t shared) {
   Symbol *kernel = find(kernels, kernel_count, host);
-  *blocks = kernel ? python.occupancy(kernel->image, kernel->name, threads, shared) : -1;
+  int used[2]; /* as below */
+  *blocks = kernel ? python.occupancy(kernel->image, kernel->name, threads, shared, used) : -1;
   return *blocks < 0 ? answer(cudaErrorInvalidDeviceFunction) : cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *host, int threads, size_t shared,
                                                                    unsigned flags) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, host, threads, shared);
+}
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *p, const void *host) {
+  Symbol *kernel = find(kernels, kernel_count, host);
+  int used[2] = {0}; /* registers of a thread, bytes of static shared memory of a block */
+  if (!kernel || python.occupancy(kernel->image, kernel->name, 32, 0, used) < 0) return answer(cudaErrorInvalidDeviceFunction);
+  memset(p, 0, sizeof *p);
+  p->numRegs = used[0], p->sharedSizeBytes = used[1], p->maxThreadsPerBlock = 1024;
+  p->maxDynamicSharedSizeBytes = (int)kernel->shared - used[1];
+  p->ptxVersion = p->binaryVersion = python.capability;
+  return cudaSuccess;
 }
 cudaError_t cudaFuncSetCacheConfig(const void *host, enum cudaFuncCache config) { return cudaSuccess; }
 
@@ -151,6 +164,7 @@ cudaError_t cudaMalloc(void **p, size_t n) { return (*p = python.allocate(n)) ? 
 cudaError_t cudaMallocAsync(void **p, size_t n, cudaStream_t stream) { return cudaMalloc(p, n); }
 cudaError_t cudaMallocManaged(void **p, size_t n, unsigned flags) { return cudaMalloc(p, n); }
 cudaError_t cudaMallocHost(void **p, size_t n) { return cudaMalloc(p, n); }
+cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags) { return cudaMalloc(p, n); }
 cudaError_t cudaFree(void *p) { return !p || python.release(p) ? cudaSuccess : answer(cudaErrorInvalidValue); }
 cudaError_t cudaFreeAsync(void *p, cudaStream_t stream) { return cudaFree(p); }
 cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
@@ -160,6 +174,15 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind, cudaStream_t stream) {
   return cudaMemcpy(to, from, n, kind);
+}
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                         enum cudaMemcpyKind kind) {
+  for (size_t row = 0; row < height; row++) memmove((char *)to + row * to_pitch, (char *)from + row * from_pitch, width);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                              enum cudaMemcpyKind kind, cudaStream_t stream) {
+  return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
 }
 cudaError_t cudaMemset(void *p, int value, size_t n) {
   memset(p, value, n);
@@ -181,8 +204,27 @@ cudaError_t cudaMemcpyFromSymbol(void *to, const void *host, size_t n, size_t of
   cudaError_t error = cudaGetSymbolAddress(&p, host);
   return error ? error : cudaMemcpy(to, (char *)p + offset, n, kind);
 }
+cudaError_t cudaMemcpyToSymbolAsync(const void *host, const void *from, size_t n, size_t offset, enum cudaMemcpyKind kind,
+                                    cudaStream_t stream) {
+  return cudaMemcpyToSymbol(host, from, n, offset, kind);
+}
+cudaError_t cudaMemcpyFromSymbolAsync(void *to, const void *host, size_t n, size_t offset, enum cudaMemcpyKind kind,
+                                      cudaStream_t stream) {
+  return cudaMemcpyFromSymbol(to, host, n, offset, kind);
+}
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *p, const void *at) {
+  memset(p, 0, sizeof *p);
+  p->type = cudaMemoryTypeDevice, p->devicePointer = (void *)at; /* the host's memory says so, too */
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) { *free = *total = python.memory; return cudaSuccess; }
 
 /* the device: there is one */
+cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) { return cudaSuccess; }
+cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache config) { return cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = *greatest = 0; return cudaSuccess; }
 cudaError_t cudaGetDevice(int *device) { *device = 0; return cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { return device ? answer(cudaErrorInvalidDevice) : cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
@@ -196,6 +238,14 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = python.most_shared; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = python.most_shared + 1024; break;
     case cudaDevAttrMaxRegistersPerBlock: *value = 65536; break;
+    case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = python.capability == 89 ? 24 : 32; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
+    case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
+    case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+    case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
+    case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+    case cudaDevAttrL2CacheSize: *value = python.cache; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrMultiProcessorCount: *value = python.processors; break;
     case cudaDevAttrComputeCapabilityMajor: *value = python.capability / 10; break;
@@ -211,6 +261,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
   p->warpSize = 32, p->maxThreadsPerBlock = 1024, p->regsPerBlock = p->regsPerMultiprocessor = 65536;
   p->maxThreadsPerMultiProcessor = python.capability == 89 ? 1536 : 2048;
   p->sharedMemPerBlock = DEFAULT_SHARED, p->sharedMemPerBlockOptin = python.most_shared;
+  p->totalGlobalMem = python.memory, p->l2CacheSize = python.cache;
+  p->maxBlocksPerMultiProcessor = python.capability == 89 ? 24 : 32, p->reservedSharedMemPerBlock = 1024;
   p->sharedMemPerMultiprocessor = python.most_shared + 1024;
   p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
@@ -220,6 +272,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
 /* streams and events: all happens in order and at once, and there is no time to measure */
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { *stream = NULL; return cudaSuccess; }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) { *stream = NULL; return cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) { *stream = NULL; return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaDeviceSynchronize(); }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cudaDeviceSynchronize(); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) { return cudaSuccess; }
@@ -227,5 +285,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) { *event = NULL; return cudaSucc
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) { *event = NULL; return cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaSuccess; }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaDeviceSynchronize(); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaDeviceSynchronize(); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) { return answer(cudaErrorNotSupported); }

@@ -2,6 +2,7 @@
 
 import ctypes
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from ptx_machine.extension.on_gpu import spans
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN
 from ptx_machine.launch import STATIC, Kernel, Refused
 from ptx_machine.memory import Fault, Span
-from ptx_machine.occupancy import occupancy
+from ptx_machine.occupancy import occupancy, resources
 from ptx_machine.ptx import parse
 
 SUCCESS, INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE = 0, 1, 9, 719  # cudaError_t
@@ -26,7 +27,8 @@ LAUNCH = ctypes.CFUNCTYPE(
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
 RELEASE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 VARIABLE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
-OCCUPANCY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t)
+OCCUPANCY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t,
+                             ctypes.POINTER(ctypes.c_int))  # fmt: skip
 
 
 class Unlaunched(Fault):
@@ -39,7 +41,7 @@ class _Answers(ctypes.Structure):
     _fields_ = [
         ("launch", LAUNCH), ("allocate", ALLOCATE), ("release", RELEASE), ("variable", VARIABLE),
         ("occupancy", OCCUPANCY), ("most_shared", ctypes.c_int), ("processors", ctypes.c_int),
-        ("capability", ctypes.c_int), ("name", ctypes.c_char_p),
+        ("capability", ctypes.c_int), ("name", ctypes.c_char_p), ("memory", ctypes.c_size_t), ("cache", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -88,6 +90,7 @@ class Runtime:
         self._answers = _Answers(
             LAUNCH(self._launch), ALLOCATE(_allocate), RELEASE(_release), VARIABLE(self._variable),
             OCCUPANCY(self._occupancy), gpu.shared_bytes, gpu.processors, gpu.capability, gpu.name.encode(),
+            gpu.memory_bytes, gpu.cache_bytes,
         )  # fmt: skip
         count = self._library.ptx_machine_connect(ctypes.byref(self._answers))
         self.images = [Image(ptx_of(self._library.ptx_machine_image(i))) for i in range(count)]
@@ -142,6 +145,8 @@ class Runtime:
             self._refused = f"{_readable(name)}: {error}"
             return INVALID_CONFIGURATION
         except BaseException as error:
+            if self._failed is None:  # the extension may end the process before `_call` raises it
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             self._failed = self._failed or error
             return LAUNCH_FAILURE
 
@@ -149,10 +154,12 @@ class Runtime:
         data = self.images[image].variable(name.decode())
         return None if data is None else data.ctypes.data
 
-    def _occupancy(self, image, name, threads, shared):
+    def _occupancy(self, image, name, threads, shared, used):
         try:
             kernel = self.images[image].kernel(name.decode())
-            return occupancy(kernel.text, kernel.entry.name, threads, shared, FAKED_GPU.get() or kernel.gpu)
+            gpu, of_entry = FAKED_GPU.get() or kernel.gpu, (kernel.text, kernel.entry.name)
+            used[0], used[1] = resources(*of_entry, gpu.capability)
+            return occupancy(*of_entry, threads, shared, gpu)
         except BaseException as error:
             self._failed = self._failed or error
             return -1

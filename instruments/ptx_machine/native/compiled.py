@@ -29,8 +29,7 @@ class Native:
 
     Attributes:
         layout: places of registers and constants in a warp's memory.
-        local: bytes of local memory of a lane.
-        slots: int64 (instructions, SLOTS).
+        local: bytes of local memory of a lane. slots: int64 (instructions, SLOTS).
         left: text of an instruction that the numpy machine executes -> how many there are.
     """
 
@@ -149,8 +148,7 @@ class Warps:
     """The warps of a block, whose memory compiled code works on.
 
     Attributes:
-        count: number of warps.
-        data: uint8 (count, bytes), each one's memory.
+        count: number of warps. data: uint8 (count, bytes), each one's memory.
         alive, blocked: bool (count, 32), views of it.
         barriers: int64 (count, 1), a view of it: the number of the barrier of all threads that a warp has come to.
         steps, moved: numbers of instructions that were executed, and of times that a warp came to a barrier or its end.

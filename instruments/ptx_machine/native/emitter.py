@@ -42,8 +42,7 @@ class Emitter:
 
     Attributes:
         b: the builder, at the place of the next operation.
-        mask: 32 booleans, the lanes that execute the instruction.
-        full: a boolean, whether these are all.
+        mask: 32 booleans, the lanes that execute the instruction. full: a boolean, whether these are all.
     """
 
     def __init__(self, module: ir.Module, name: str):
@@ -64,9 +63,7 @@ class Emitter:
         """Read an operand as a type, the lower bits of a wider register.
 
         Args:
-            index: of its slot.
-            register: the register's own type.
-            kind: the type.
+            index: of its slot. register: the register's own type. kind: the type.
 
         Raises:
             NotNative: the register is narrower.

@@ -70,11 +70,9 @@ class Encoding:
     """An instruction.
 
     Attributes:
-        instruction, layout: of the kernel.
-        slots: of its operands.
+        instruction, layout: of the kernel. slots: of its operands.
         shape: types of its operands; instructions with the same text and shape share a function.
-        build: emits the operations of the function.
-        outcome: of the function.
+        build: emits the operations of the function. outcome: of the function.
     """
 
     instruction: Instruction

@@ -184,8 +184,7 @@ class Places(NamedTuple):
 
     Attributes:
         A, B, C, D: the factors, the matrix that the product is added to, and the result.
-        exponents: of B, int32.
-        unfit: a byte for each element of D, set where it is not finite.
+        exponents: of B, int32. unfit: a byte for each element of D, set where it is not finite.
         odd: one byte, set where an element of `unfit` is.
     """
 

@@ -32,8 +32,7 @@ class Run:
     """The shadows that a run has left in global memory.
 
     Attributes:
-        policy: the run's variants.
-        memories: shadows by address.
+        policy: the run's variants. memories: shadows by address.
     """
 
     policy: Policy

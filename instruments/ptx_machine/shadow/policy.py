@@ -40,8 +40,7 @@ class Tally:
     Attributes:
         count: of numbers that it computed.
         squares: sum of the squared errors, each relative to the number; of numbers that are not 0.
-        nonzero: count of those.
-        what: names of its instructions, as "fma.f32", with their counts.
+        nonzero: count of those. what: names of its instructions, as "fma.f32", with their counts.
     """
 
     count: int = 0
@@ -63,8 +62,7 @@ class Policy:
     is one in which its lines round to another format, or not at all (None).
 
     Attributes:
-        variants: their number.
-        tallies: line -> Tally, of the lines that made an error.
+        variants: their number. tallies: line -> Tally, of the lines that made an error.
         lost: line -> instruction -> how often a number with shadows went into one that has no rule.
     """
 
@@ -90,8 +88,7 @@ class Policy:
         """Return the shadows of a result.
 
         Args:
-            line: of the instruction. what: its name.
-            actual: float64 (..., 32), what the GPU computes.
+            line: of the instruction. what: its name. actual: float64 (..., 32), what the GPU computes.
             computed: the same of the same operands, without rounding.
             shadows: float64 (variants or 1, ..., 32), the same of the operands' shadows, without rounding.
             mask: bool (32,) or of actual's shape, the lanes that compute it.

@@ -26,8 +26,7 @@ class ShadowValue:
     """Shadows of a register.
 
     Attributes:
-        kind: of PARTS.
-        bits: (32,) of the register, when it was written.
+        kind: of PARTS. bits: (32,) of the register, when it was written.
         values: float64 (variants, parts, 32); NaN where there is none.
     """
 
@@ -79,8 +78,7 @@ class Memory:
     """Shadows of bytes, in pieces of two.
 
     Attributes:
-        kinds: uint8 (pieces,), 0 where there is none.
-        bits: uint16 (pieces,), when they were written.
+        kinds: uint8 (pieces,), 0 where there is none. bits: uint16 (pieces,), when they were written.
         values: float64 (pieces, variants).
     """
 
@@ -98,9 +96,7 @@ class Memory:
         """Store shadows of one register.
 
         Args:
-            starts: (lanes,), of the first bytes.
-            kind: of PARTS.
-            bits: (lanes,), of the register.
+            starts: (lanes,), of the first bytes. kind: of PARTS. bits: (lanes,), of the register.
             values: float64 (variants, parts, lanes).
         """
         if kind in ("words", "quad"):
@@ -120,8 +116,7 @@ class Memory:
         """Return (kind, float64 (variants, parts, lanes)) of numbers in `width` bits, NaN where there is no shadow.
 
         Args:
-            starts: (lanes,), of the first bytes.
-            bits: (lanes,), what memory has there.
+            starts: (lanes,), of the first bytes. bits: (lanes,), what memory has there.
             width: 16, 32 or 64.
         """
         if width == 64:
@@ -149,8 +144,7 @@ class Memories:
     """Shadows of all memory that kernels of a run write.
 
     Attributes:
-        variants: their number.
-        outer: address of a span of global memory -> its shadows.
+        variants: their number. outer: address of a span of global memory -> its shadows.
         inner: shadows of a block's shared memory, and of its warps' local memory, by (space, warp).
         block: whose `inner` it is.
     """

@@ -44,10 +44,6 @@ RELATIONS = {each.key: each for each in (
              "turboderp-org/exllamav3#316", batch.two_runs, bits=True),
     Relation("batch_invariance", "A row of Q has the same bits alone and in a batch.",
              "vllm-project/vllm#51902", batch.batch_invariance, bits=True),
-    Relation("permutation", "Heads and queries in another order give the same outputs in that order.",
-             "Dao-AILab/flash-attention#47", batch.permutation, bits=True),
-    Relation("permuted_keys", "Keys in another order, with their values, give the same output.",
-             "arXiv:1810.00825", batch.permuted_keys),
     Relation("strides", "Inputs give the same bits however they lie in memory.",
              "Dao-AILab/flash-attention#2670", batch.strides, bits=True),
     Relation("constant_values", "If every key has the same value, the output is that value.",
@@ -72,8 +68,6 @@ RELATIONS = {each.key: each for each in (
              "unslothai/unsloth#9848", mask.masked_nan, bits=True, nan_is_told=True),
     Relation("hidden_row", "A row that sees no key is 0.",
              "huggingface/transformers#38690", mask.hidden_row, bits=True),
-    Relation("packed_sequences", "Sequences packed in one call, hidden from each other, give what each gives alone.",
-             "PrimeIntellect-ai/prime-rl#2943", mask.packed_sequences),
     Relation("window", "A window of all keys hides none; a window of 0 keys shows a row its own key only.",
              "huggingface/transformers#35691", mask.window),
     Relation("window_edges", "A window shows its last key, and hides the one behind.",
@@ -90,8 +84,6 @@ RELATIONS = {each.key: each for each in (
              "Dao-AILab/flash-attention#2698", gradient.hidden_gradients, bits=True),
     Relation("hidden_row_gradients", "A row that sees no key changes no gradient.",
              "Dao-AILab/flash-attention#1947", gradient.hidden_row_gradients),
-    Relation("constant_gradients", "If every key has the same value, dQ and dK are 0.",
-             "Dao-AILab/flash-attention#2896", gradient.constant_gradients),
 )}  # fmt: skip
 
 

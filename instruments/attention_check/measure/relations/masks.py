@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -156,14 +155,15 @@ def hidden_row(subject: KernelUnderTest, case: str) -> Found:
 
 
 def with_hidden_rows(subject: KernelUnderTest, case: str) -> tuple[Tensor, Tensor, Tensor, Tensor, dict]:
-    """q, k and v of a call whose first HIDDEN rows see no key, a boolean (rows,) that is True there, and the call's
-    options, by a case of `hidden_row`."""
+    """q, k and v of a call whose first rows see no key, whole tiles of them (160 of 256, or before 256), a boolean
+    (rows,) that is True there, and the call's options, by a case of `hidden_row`."""
     causal = case == MORE_QUERIES
     if causal and subject.able.top_left:
         raise not_asked("masks causally, aligned top-left: every row sees a key")
-    q, k, v = subject.draw(n_q=subject.n + HIDDEN if causal else subject.n)
+    first = subject.n * 5 // 8
+    q, k, v = subject.draw(n_q=subject.n + first if causal else subject.n)
     blind = torch.zeros(q.shape[-2], dtype=torch.bool, device=q.device)
-    blind[:HIDDEN] = True
+    blind[:first] = True
     if causal:
         return q, k, v, blind, dict(causal=True)
     mask = _written(~blind[:, None].expand(-1, subject.n), ADDED[case], q.dtype)
@@ -220,27 +220,6 @@ def prefill_decode(subject: KernelUnderTest, case: str) -> Found:
     options = {} if case == "token by token" else dict(causal=True)
     parts = [subject(*(x.contiguous() for x in (q[:, :, i:j], k[:, :, :j], v[:, :, :j])), **options) for i, j in rows]
     return difference(torch.cat(parts, 2), torch.cat([prefilled[:, :, i:j] for i, j in rows], 2), limit)
-
-
-@cases("each sees its own", "causal")
-def packed_sequences(subject: KernelUnderTest, case: str) -> Found:
-    """Three sequences of other lengths, one behind the other, each hidden from the others by a boolean mask, give what
-    each gives alone. Every answer is within the rule of its own call: at most `allowed` of the packed one and of the
-    sequence's apart."""
-    q, k, v = subject.draw()
-    starts = [0, 5, subject.n // 2 + 7, subject.n]
-    parts = [slice(*ends) for ends in pairwise(starts)]
-    own = torch.zeros(subject.n, subject.n, dtype=torch.bool, device=q.device)
-    for sequence in parts:
-        own[sequence, sequence] = True
-    options = dict(causal=True) if case == "causal" else {}
-    packed = subject(q, k, v, mask=own, **options)
-    limit, found = subject.allowed(q, k, v, mask=own, **options), []
-    for sequence in parts:
-        alone = [x[:, :, sequence].contiguous() for x in (q, k, v)]
-        most = limit + subject.allowed(*alone, **options)
-        found.append(difference(packed[:, :, sequence], subject(*alone, **options), most))
-    return max(found, key=lambda each: each.times)
 
 
 def visible(subject: KernelUnderTest, added: bool = False) -> Tensor:

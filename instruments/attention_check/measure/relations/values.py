@@ -25,6 +25,7 @@ ANY_SCORES = {"any scores": False, f"any scores of {MANY:,} keys": True}  # case
 TINY = 512  # of the smallest FP16 number: half of FP16's smallest normal number
 
 
+P_BELOW, TILES = "P below FP16's normal numbers", 8  # a case, and the most parts of the keys of which one shows
 LOUD = 32.0  # times the key: a score of that many times sqrt(head_dim)
 
 
@@ -74,14 +75,24 @@ def powers_of_two(subject: KernelUnderTest, case: str) -> Found:
     )  # fmt: skip
 
 
-@cases("V below FP16's normal numbers")
+@cases("V below FP16's normal numbers", P_BELOW)
 def tiny_values(subject: KernelUnderTest, case: str) -> Found:
     """FP16 has numbers below its smallest normal one, 2^-14, and matrix units multiply them. V holds such numbers
     alone, up to 2^-15. Limit: `allowed`; an O of zeros is hundreds of times as far off. (BF16's lie at 2^-126, and
-    units that take them as 0 are usual.)"""
+    units that take them as 0 are usual.)
+
+    P holds them where the first key has the maximum, V = 0, and all others a score that is log(2^15) lower, V = 1: O is
+    their share of the sum. Scores in 16 bits are off by 2^-8, twice, P by 2^-10 and O by 2^-11 of it: less than
+    1 / TILES. A kernel that takes these P as 0 loses all of O, or what one tile of 1 / TILES or more of the keys gives.
+    """
     if subject.fmt != FP16:
         raise not_asked("is asked for this in FP16 alone")
     q, k, v = subject.draw()
+    if case == P_BELOW:
+        q, k, v = torch.zeros_like(q), torch.zeros_like(k), torch.ones_like(v)
+        q[..., 0], k[..., 1:, 0], v[..., 0, :] = 1, -math.log(2.0**15) * subject.head_dim**0.5, 0
+        golden = subject.golden(q, k, v)
+        return difference(subject(q, k, v), golden, golden.max().item() / TILES)
     v = ((v.double().abs() * TINY / 8).clamp(16, TINY).round() * 2.0**-24).to(v.dtype)
     return difference(subject(q, k, v), subject.golden(q, k, v), subject.allowed(q, k, v))
 

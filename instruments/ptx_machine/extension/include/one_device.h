@@ -2,7 +2,10 @@
 // these headers; those of a build with CUDA call a library that asks the real runtime.
 #pragma once
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAMacros.h>
+#include <cublas_v2.h>
 #include <cuda_runtime.h>
+#include <string.h>
 
 #define C10_CUDA_CHECK(expression)                                                          \
   do {                                                                                      \
@@ -10,8 +13,15 @@
     TORCH_CHECK(error_of_cuda == cudaSuccess, "CUDA error: ", cudaGetErrorString(error_of_cuda)); \
   } while (0)
 #define C10_CUDA_KERNEL_LAUNCH_CHECK() C10_CUDA_CHECK(cudaGetLastError())
+#define C10_CUDA_CHECK_WARN(expression)                                                     \
+  do {                                                                                      \
+    const cudaError_t error_of_cuda = (expression);                                         \
+    if (error_of_cuda != cudaSuccess) TORCH_WARN("CUDA warning: ", cudaGetErrorString(error_of_cuda)); \
+  } while (0)
+#define C10_CUDA_ERROR_HANDLED(expression) (expression)
 #define C10_CUDA_IGNORE_ERROR(expression) (void)(expression)
 #define C10_CUDA_CLEAR_ERROR() (void)cudaGetLastError()
+#define TORCH_CUDABLAS_CHECK(expression) TORCH_CHECK((expression) == CUBLAS_STATUS_SUCCESS, "an error of cuBLAS")
 #define AT_CUDA_CHECK(expression) C10_CUDA_CHECK(expression)
 
 namespace c10::cuda {
@@ -43,6 +53,30 @@ struct OptionalCUDAGuard {
 struct CUDAStreamGuard {
   explicit CUDAStreamGuard(CUDAStream) {}
 };
+
+namespace CUDACachingAllocator {  // takes memory of cudaMalloc, and keeps none
+inline void* raw_alloc(size_t n) {
+  void* p;
+  C10_CUDA_CHECK(cudaMalloc(&p, n));
+  return p;
+}
+inline void* raw_alloc_with_stream(size_t n, cudaStream_t) { return raw_alloc(n); }
+inline void raw_delete(void* p) { C10_CUDA_CHECK_WARN(cudaFree(p)); }
+struct CUDAAllocator : Allocator {
+  DataPtr allocate(size_t n) override {
+    void* p = raw_alloc(n);
+    return {p, p, &raw_delete, Device(kCUDA, 0)};
+  }
+  DeleterFnPtr raw_deleter() const override { return &raw_delete; }
+  void copy_data(void* to, const void* from, size_t n) const override { memcpy(to, from, n); }
+};
+inline CUDAAllocator* get() {
+  static CUDAAllocator allocator;
+  return &allocator;
+}
+inline void emptyCache() {}
+inline void recordStream(const DataPtr&, CUDAStream) {}
+}  // namespace CUDACachingAllocator
 }  // namespace c10::cuda
 
 namespace at::cuda {
@@ -58,4 +92,23 @@ inline cudaDeviceProp* getDeviceProperties(DeviceIndex = 0) {
 inline cudaDeviceProp* getCurrentDeviceProperties() { return getDeviceProperties(); }
 inline int warp_size() { return 32; }
 inline bool is_available() { return true; }
+inline int64_t getNumGPUs() { return 1; }
+inline cublasHandle_t getCurrentCUDABlasHandle() { return nullptr; }
+inline Allocator* getCUDADeviceAllocator() { return CUDACachingAllocator::get(); }
+struct CUDAEvent {
+  CUDAEvent(unsigned = 0) {}
+  void record() {}
+  void record(const CUDAStream&) {}
+  void recordOnce(const CUDAStream&) {}
+  void block(const CUDAStream&) {}
+  bool query() const { return true; }
+  bool isCreated() const { return true; }
+  void synchronize() const { C10_CUDA_CHECK(cudaDeviceSynchronize()); }
+  float elapsed_time(const CUDAEvent&) const {
+    float ms = 0;
+    C10_CUDA_CHECK(cudaEventElapsedTime(&ms, nullptr, nullptr));
+    return ms;
+  }
+  cudaEvent_t event() const { return nullptr; }
+};
 }  // namespace at::cuda
