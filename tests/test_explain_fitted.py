@@ -120,6 +120,58 @@ def test_a_cause_in_some_heads_is_named_with_them_and_noise_is_not(wrong):
     assert found.where.entries == ((7, 7),) and found.inside[1].dialect.keys() == wrong.keys(), f"{found}"
 
 
+def in_parts():
+    """Name -> q, k, v, an output that is wrong in places or of other keys, options, and what has to be said of it."""
+    q, k, v = drawn(3, 4, 256, 64, seed=21)
+    lengths, keys = torch.tensor([256, 180, 97]), torch.arange(256)
+    mask = (keys < lengths[:, None])[:, None, None]  # (3, 1, 1, 256)
+    right, causal = attention((q, k, v)), attention((q, k, v), causal=True)
+    of_mask = attention((q, k, v), mask=mask)
+    yield "padding", of_mask * mask[:, :, 0, :, None], dict(mask=mask), "CONVENTION: o is attention, and 0 in rows of"
+    yield "rows of 0", right * (keys < 200)[:, None], {}, "o is attention, but 0 in rows 200 to 255"
+    block = causal.clone()
+    seen = DISTANCE >= 0
+    seen[60:200, 60:200] = True
+    yield (
+        "block",
+        attention((q, k, v), mask=seen),
+        dict(causal=True),
+        "rows 60 to 198 of entry 0 see keys up to 199, 139",
+    )
+    long = attention((q, k, v), mask=(keys < lengths[:, None] + torch.tensor([[0], [3], [2]]))[:, None, None])
+    last = (
+        long[:, :, -1:],
+        dict(mask=mask),
+        "entry 1 sees keys up to 182, 3 too many; row 0 of entry 2 sees keys up to 98",
+    )
+    yield "stale keys", *last
+    paged_k, paged_v = k.clone(), v.clone()
+    paged_k[2, :, 64:128], paged_v[2, :, 64:128] = k[0, :, 128:192], v[0, :, 128:192]
+    said = "in place of keys 64 to 127 of entry 2 it reads keys 128 to 191 of entry 0"
+    yield "page", attention((q, paged_k, paged_v), causal=True), dict(causal=True), said
+    block[1] = attention((q, k, v), causal=True, scale=0.2)[1]
+    yield "an entry", block, dict(causal=True), "There (entry 1, heads 0 to 3) it is attention with 1.6 times its scale"
+    sinks = torch.tensor([2.0, 3.5, 4.0, 5.0])
+    yield "twice", attention((q, k, v), sinks=sinks + math.log(2)), dict(sinks=sinks), "its sinks count twice"
+    yield "others", attention((q, k, v), sinks=sinks.flip(0)), dict(sinks=sinks), "have the sinks of other heads"
+    P = torch.softmax((q.double() @ k.double().mT / 8).masked_fill(DISTANCE < 0, -math.inf), -1)
+    kept = torch.rand(P.shape, generator=torch.Generator().manual_seed(1)) > 0.1
+    yield "dropout", (P * kept / 0.9 @ v.double()).to(q.dtype), dict(causal=True), "with dropout left on, of about 10%"
+    angles = torch.arange(256)[:, None] * 1e4 ** (-torch.arange(32).double() / 32)
+    a, b = k.double().chunk(2, -1)
+    turned = [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()]
+    roped = attention((q, torch.cat(turned, -1).to(k.dtype), v), causal=True)
+    yield "RoPE", roped, dict(causal=True), "with RoPE on k once more (base 10,000"
+    yield "mask and causal", causal, dict(mask=seen), "BUG: o is attention with a causal mask."
+
+
+def test_what_is_wrong_in_places_or_of_other_keys_is_named():
+    for name, o, options, said in in_parts():
+        q, k, v = drawn(3, 4, 256, 64, seed=21)
+        found = fa_lib.explain(q[:, :, -o.shape[2] :], k, v, o, **options)
+        assert said in f"{found}", f"{name}: {found}"
+
+
 def test_a_kernel_in_eight_bits_is_held_to_its_own_bound_and_short_calls_are_asked_for():
     """FlyDSL 1020: P in e4m3 as it is loses small weights; times 2^8 it does not."""
     k, v, _ = drawn(1, 2, 2048, 64, seed=1)

@@ -4,13 +4,13 @@ import math
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import torch
 
 from attention_check.conventions.attention import Dialect
-from attention_check.conventions.reading import CapturedCall
+from attention_check.conventions.reading import BASES, PAIRS, ROPE, ROTATED, CapturedCall
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,9 @@ CONVENTIONS = (
     *(Convention("roles", f"first_{d}", f"with scores of the first {d} features alone", FAULT,
                  lambda call, d=d: d < call.q.shape[-1] != 2 * d) for d in (16, 32, 64, 96, 128)),
     Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
+    *(Convention("roles", f"{ROPE}{key}_{pairs}_{base}",
+                 f"with RoPE on {words} (base {float(base):,.0f}, features {features} together)", FAULT)
+      for (key, words), (pairs, features), base in product(ROTATED.items(), PAIRS.items(), BASES)),
 )  # fmt: skip
 BY_CHOICE = {(each.aspect, each.choice): each for each in CONVENTIONS}
 ASPECTS = {field.name for field in fields(Dialect)}

@@ -30,6 +30,11 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 KEYS = {"k_one_later": 1, "k_one_earlier": -1}  # moves K along the sequence, and not V
 QUERIES = {"negative": (-1, -1), "first_half": (1, 0), "last_half": (0, 1)}  # times each half of a query's features
+ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the base
+ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
+           "k": "k once more", "next": "q of the next position"}  # fmt: skip
+PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features that are rotated together
+BASES = "1e4", "5e5", "1e6"
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
 
 
@@ -157,10 +162,30 @@ class Reader:
         of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
         q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
         k, v = (x[of_entry, of_key].double().cpu() for x in (k, v))
+        if roles.startswith(ROPE):
+            q, k = (x.to(self.call.q.dtype).double() for x in _rotated(q, k, roles, rows + shape[3] - shape[2]))
         return q, k, v, o, q @ k.mT, shape, places
 
     def _bias(self, causal, mask, window, keys, alibi, shape, over):
         return _added(self.call.options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
+
+
+def _rotated(q, k, roles, at):
+    """q (..., rows, head_dim), of rows at positions, and k (..., n_kv, head_dim), with a rotary embedding that a role
+    names (arXiv 2104.09864)."""
+    what, pairs, base = roles.removeprefix(ROPE).split("_")
+
+    def rotated(x, positions):
+        d = x.shape[-1] // 2 * 2
+        angles = positions[:, None] * float(base) ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+        a, b = (x[..., : d // 2], x[..., d // 2 : d]) if pairs == "halves" else (x[..., :d:2], x[..., 1:d:2])
+        turned = a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()
+        found = torch.cat(turned, -1) if pairs == "halves" else torch.stack(turned, -1).flatten(-2)
+        return torch.cat([found, x[..., d:]], -1)
+
+    sign, keys = -1 if what == "neither" else 1, torch.arange(k.shape[-2])
+    q = q if what == "k" else rotated(q, torch.ones(len(at)) if what == "next" else sign * at)
+    return q, k if what in ("q", "next") else rotated(k, sign * keys)
 
 
 def _laid_out(call, layout, roles):

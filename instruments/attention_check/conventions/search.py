@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, changed
 from attention_check.conventions.conventions import CONVENTIONS
-from attention_check.conventions.reading import CapturedCall, Reader, Unfit
+from attention_check.conventions.reading import ROPE, CapturedCall, Reader, Unfit
 
 FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
 NEAR = 0.1  # a residual of the right function, in coarse arithmetic
@@ -106,7 +106,7 @@ def search(call: CapturedCall) -> list[Fit]:
             fits.of(more)
         if fits.least() <= NEAR:
             break
-    choices = [each for each in choices if each.choice not in SOFTMAX_OVER]  # of all rows, which cost most: alone
+    choices = [each for each in choices if each.choice not in SOFTMAX_OVER and not str(each.choice).startswith(ROPE)]
     for _ in range(DEPTH - 1):
         if fits.least() <= enough:
             break

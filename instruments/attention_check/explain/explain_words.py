@@ -67,7 +67,7 @@ TILES = {  # of a Rule -> what is wrong
     Rule.OTHER: "tiles of {size} keys have wrong weights",
 }
 OUT_OF_SIGHT = (
-    "Out of sight here: what was done to q and k before (RoPE missing or applied twice, a norm), and to o after. "
+    "Out of sight here: what was done to q and k before (a norm, RoPE in another way), and to o after. "
     "Compare q, k and v of both sides first."
 )
 SHORT_CALL = """\
