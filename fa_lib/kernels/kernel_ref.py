@@ -1,6 +1,7 @@
 """A kernel's identity: its function, the GPU in whose arithmetic it runs, its layout and its conventions."""
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -17,11 +18,9 @@ class KernelRef:
     """Which kernel is meant. The command line makes one from a text by `of`; it is passed on as it is.
 
     Attributes:
-        module: the function's, "" for a kernel that is built in or registered.
-        function: its name.
+        module: the function's, "" for a kernel that is built in or registered. function: its name.
         gpu: "H100", for example: it launches GPU kernels, which run on the CPU in this GPU's arithmetic. "": none.
-        layout: of its tensors, a key of LAYOUTS.
-        conventions: keys of READINGS or LAYOUTS, in the order in which they are adapted.
+        layout: of its tensors, a key of LAYOUTS. conventions: keys of READINGS or LAYOUTS, in the order of adapting.
         fn: the function, where it is at hand already (one that runs in another process, for example); it is not
             imported then, and is no part of the identity.
     """
@@ -93,11 +92,7 @@ class KernelRef:
         return replace(self, layout="bhsd", conventions=())
 
     def read_as(self, *readings: str) -> "KernelRef":
-        """Return the kernel adapted to further layouts and conventions.
-
-        Raises:
-            ValueError: there is no such one.
-        """
+        """Return the kernel adapted to further layouts and conventions. A ValueError says that there is no such one."""
         if not readings:
             return self
         adapters = importlib.import_module(ADAPTERS)
@@ -152,9 +147,14 @@ def simulated(kernel: KernelRef | Callable, gpu: str) -> Callable:
 
 
 def unavailable(kernel: KernelRef, error: str) -> ValueError:
-    """Make the error of a kernel that cannot be imported; error: what its import raised."""
-    where = "modules are looked for in the current folder and on PYTHONPATH"
-    return ValueError(f"kernel: got {kernel.label!r}; it cannot be had: {error} ({where})")
+    """Make the error of a kernel that cannot be imported; error: the repr of what its import raised."""
+    where = "; modules are looked for in the current folder and on PYTHONPATH" * error.startswith("ModuleNotFound")
+    if said := re.fullmatch(r"(\w+)\((['\"])(.*)\2\)", error):
+        text = said[3].replace("\\n", "\n").replace("\\'", "'")  # its other control characters stay escaped
+        if said[1] == "ValueError" and text.startswith("kernel: got"):
+            return ValueError(text)
+        error = f"{said[1]}: {text}"
+    return ValueError(f"kernel: got {kernel.label!r}; it cannot be had: {error}{where}")
 
 
 def uncallable(kernel: KernelRef, type_name: str) -> ValueError:

@@ -105,7 +105,7 @@ class _Stream:
 
 class _Generator(torch.Generator):
     def __new__(cls, device="cpu"):
-        return super().__new__(cls, "cpu")
+        return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
 
 
 def _compile_kernel(capability, source, name, compute_capability=None, cuda_include_dirs=None, nvcc_options=None):

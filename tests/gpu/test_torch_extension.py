@@ -23,7 +23,10 @@ X = torch.linspace(-3, 3, 100)
 @pytest.fixture(scope="module")
 def extension():
     with torch_extensions("A100"):
-        return load("of_tests", [str(HERE / "main.cpp"), str(HERE / "kernels.cu")], extra_cuda_cflags=["-arch=sm_70"])
+        return load(
+            "of_tests", [str(HERE / "main.cpp"), str(HERE / "kernels.cu")], extra_cflags=["", "-O1 -g0"],
+            extra_cuda_cflags=["-arch sm_70", "-Xptxas -O3 --keep", "-rdc=true"],
+            extra_ldflags=["-ltorch_cuda -lc10_cuda", "-lcudart"])  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +53,8 @@ def test_kernels_of_a_file_share_its_variables(extension):
 def test_the_extension_is_told_of_the_gpu(extension):
     assert extension.processors() == GPU.of("A100").processors
     assert extension.blocks_at_once(1024) == 2  # 2,048 threads of a multiprocessor
+    memory, version, threads, registers, copied = extension.told()
+    assert (memory, threads, copied) == (80 << 30, 1024, 1) and version >= 13000 and 0 < registers <= 255
 
 
 def test_memory_of_cudaMalloc_can_be_written(extension):
@@ -57,9 +62,10 @@ def test_memory_of_cudaMalloc_can_be_written(extension):
     assert torch.equal(extension.through_malloc(X), extension.scaled(X, 2.0))
 
 
-def test_a_read_out_of_bounds_names_the_line(extension):
+def test_a_read_out_of_bounds_names_the_line(extension, capfd):
     with pytest.raises(Fault, match=r"kernels\.cu, line 14"):
         extension.behind(X)
+    assert "kernels.cu, line 14" in capfd.readouterr().err  # for extensions that end the process
     assert extension.scaled(X, 1.0).isfinite().all()  # and the next call is well
 
 
@@ -106,14 +112,39 @@ def test_an_inline_text_may_include_torchs_header_again():
 
 
 def test_what_is_not_modelled_is_named_when_it_is_loaded():
-    cpp = 'extern "C" int cublasSgemm_v2(); int f() { return cublasSgemm_v2(); }'
-    with torch_extensions("A100"), pytest.raises(RuntimeError, match="calls cublasSgemm_v2, which are not modelled"):
+    cpp = "#include <cublas_v2.h>\nint f() { cublasHandle_t handle; return cublasCreate(&handle); }"
+    with torch_extensions("A100"), pytest.raises(RuntimeError, match="calls cublasCreate_v2, which are not modelled"):
         load_inline("of_cublas", [cpp], functions=["f"])
 
 
-def test_what_does_not_compile_says_where():
+def test_what_does_not_compile_says_where(capsys):
     with torch_extensions("A100"), pytest.raises(RuntimeError, match=r"(?s)'broken'.*main\.cpp.*error"):
         load_inline("broken", ["int f() { return x; }"], functions=["f"])
+    assert "compiling broken: main.cpp" in capsys.readouterr().err
+    with torch_extensions("A100"), pytest.raises(RuntimeError, match="cannot find -lnowhere"):
+        load_inline("unlinked", ["int f() { return 1; }"], functions=["f"], extra_ldflags=["-lnowhere"])
+
+
+def test_torchs_compiled_kernels_take_numbers_as_doubles_and_ints():
+    source = 'extern "C" __global__ void k(float *x, double a, int n) { if (threadIdx.x < n) x[threadIdx.x] *= a; }'
+    kernel, x = torch.cuda._compile_kernel(source, "k"), X.clone()
+    kernel(grid=(1, 1, 1), block=(128, 1, 1), args=[x, 2.0, 100])
+    assert torch.equal(x, 2 * X)
+    kernel = torch.cuda._compile_kernel(source.replace("double", "float"), "k")
+    kernel(grid=(1, 1, 1), block=(128, 1, 1), args=[x, 2.0, 100])
+    assert not x.any()  # a float's bits are the lower half of 2.0 as a double
+
+
+EXACT = {"hexp": torch.exp, "hsqrt": torch.sqrt, "hlog": torch.log, "hrcp": torch.reciprocal}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_functions_of_half_are_rounded_correctly(name):
+    source = f"#include <cuda_fp16.h>\n__global__ void k(half *x) {{ x[threadIdx.x] = {name}(x[threadIdx.x]); }}"
+    x = torch.linspace(0.1, 4, 64).half()
+    due = EXACT[name](x.double()).half()
+    Kernel(compile_cuda(source))((1,), (64,), 0, x)
+    assert torch.equal(x, due)
 
 
 @pytest.fixture(scope="module")

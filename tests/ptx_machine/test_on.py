@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from attention_check.gpu import on
 from fa_lib import kernels
 from fa_lib.commands.cli import app
-from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.kernel_ref import KernelRef, unavailable
 from ptx_machine import GPU
 from ptx_machine.fake_cuda import fake_cuda
 
@@ -22,6 +22,30 @@ def test_inside_tensors_and_torch_tell_of_the_gpu_and_everything_is_made_on_the_
             assert torch.cuda.get_device_properties(0).multi_processor_count == 132
     assert told == (True, "cuda", 0, True, 3.0)
     assert y.device.type == "cpu" and not x.is_cuda and not torch.cuda.is_available()
+
+
+def test_torch_cuda_has_streams_events_and_what_the_gpu_has():
+    with fake_cuda(GPU.of("L40S")):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.nvtx.range("attention"):
+            x = torch.ones(2, device=0).to(0).pin_memory()
+        end.record(torch.cuda.default_stream())
+        torch.cuda.current_stream().synchronize()
+        torch.cuda.init(), torch.cuda.reset_peak_memory_stats()
+        drawn = torch.rand(2, generator=torch.Generator(device="cuda").manual_seed(0), device="cuda")
+        has = torch.cuda.get_device_properties(0)
+        assert start.elapsed_time(end) > 0 and x.is_cuda and torch.cuda.mem_get_info()[1] == has.total_memory
+        assert (has.max_threads_per_multi_processor, has.L2_cache_size) == (1536, 96 << 20)
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(0)))
+
+
+def test_an_import_that_fails_gives_the_errors_own_text():
+    kernel = KernelRef("mine", "f")
+    known = str(unavailable(kernel, repr(RuntimeError("g++ fails:\nx.cpp:1: error in 'f'"))))
+    assert known == "kernel: got 'mine:f'; it cannot be had: RuntimeError: g++ fails:\nx.cpp:1: error in 'f'"
+    assert str(unavailable(kernel, repr(ValueError(known)))) == known
+    assert "Error: no; modules are looked for in" in str(unavailable(kernel, repr(ModuleNotFoundError("no"))))
 
 
 def test_the_gpu_of_a_kernel_is_where_it_is_loaded(monkeypatch):

@@ -48,8 +48,9 @@ def torch_extensions(gpu: str | GPU) -> Iterator[None]:
     ):  # fmt: skip
         files = [Path(source).resolve() for source in ([sources] if isinstance(sources, str) else sources)]
         include = [Path(path).resolve() for path in extra_include_paths or ()]
-        flags = (shlex.split(" ".join(each or ())) for each in (extra_cflags, extra_cuda_cflags, extra_ldflags))
-        return loaded(Sources(name, files, *flags, include), gpu, is_python_module)  # torch hands flags to a shell
+        flags = extra_cflags, extra_cuda_cflags, extra_ldflags  # torch hands them to a shell
+        cxx, nvcc, link = (shlex.split(" ".join(each or ())) for each in flags)
+        return loaded(Sources(name, files, cxx, nvcc, link, include), gpu, is_python_module)
 
     finder = Finder(gpu, lambda sources: loaded(sources, gpu))
     sys.meta_path.append(finder)

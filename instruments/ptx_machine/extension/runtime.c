@@ -28,14 +28,24 @@ static Configuration pending[64];
 static int image_count, kernel_count, variable_count, depth;
 static cudaError_t last;
 static int unseen; /* a launch failed, and nobody has asked since */
+static char reason[2000]; /* why the first launch of a call failed */
 
 VISIBLE int ptx_machine_connect(const Answers *answers) { python = *answers; return image_count; }
 VISIBLE const void *ptx_machine_image(int index) { return images[index]; }
 VISIBLE int ptx_machine_unseen(void) {
   int before = unseen;
-  unseen = 0;
+  unseen = 0, reason[0] = 0;
   if (before) last = cudaSuccess;
   return before;
+}
+
+/* The extension may end the process before Python raises the error: stderr has it, once more as the last words at exit. */
+VISIBLE void ptx_machine_failed(const char *text) {
+  snprintf(reason, sizeof reason, "%s", text);
+  fprintf(stderr, "%s\n", reason), fflush(stderr);
+}
+__attribute__((destructor)) static void last_words(void) {
+  if (reason[0]) fprintf(stderr, "%s\n", reason), fflush(stderr);
 }
 
 static cudaError_t answer(cudaError_t error) {

@@ -2,7 +2,6 @@
 
 import ctypes
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -146,7 +145,7 @@ class Runtime:
             return INVALID_CONFIGURATION
         except BaseException as error:
             if self._failed is None:  # the extension may end the process before `_call` raises it
-                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                self._library.ptx_machine_failed(f"{type(error).__name__}: {error}".encode())
             self._failed = self._failed or error
             return LAUNCH_FAILURE
 

@@ -37,6 +37,7 @@ void launch_half(const float* x, float* room, float* y, int n, float least) {
 cudaError_t allow_shared(int bytes) {
   return cudaFuncSetAttribute(in_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
+cudaError_t attributes(cudaFuncAttributes* of) { return cudaFuncGetAttributes(of, scaled); }
 int blocks_at_once(int threads) {
   int blocks;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, scaled, threads, 0);

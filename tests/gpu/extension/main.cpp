@@ -1,6 +1,11 @@
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <cublas_v2.h>
+#include <cuda_profiler_api.h>
+#include <nvToolsExt.h>
 #include <torch/extension.h>
 
 cudaError_t set_factor(float value);
@@ -10,6 +15,7 @@ void launch_behind(const float* x, float* y, int n);
 void launch_in_shared(const float* x, float* y, int threads, int bytes);
 void launch_half(const float* x, float* room, float* y, int n, float least);
 cudaError_t allow_shared(int bytes);
+cudaError_t attributes(cudaFuncAttributes* of);
 int blocks_at_once(int threads);
 
 torch::Tensor scaled(torch::Tensor x, double factor) {
@@ -57,6 +63,19 @@ torch::Tensor through_malloc(torch::Tensor x) {
   return y;
 }
 int processors() { return at::cuda::getCurrentDeviceProperties()->multiProcessorCount; }
+std::vector<size_t> told() {  // of the device, a kernel, and rows that are copied
+  size_t free, total;
+  int version, lowest, highest;
+  cudaFuncAttributes of;
+  char *p, from[] = "ab-cd-";
+  nvtxRangePush("told"), at::cuda::CUDAEvent().record(at::cuda::getCurrentCUDAStream());
+  auto memory = c10::cuda::CUDACachingAllocator::get()->allocate(64);
+  for (auto error : {cudaMemGetInfo(&free, &total), cudaRuntimeGetVersion(&version), cudaStreamQuery(0), cudaEventQuery(0),
+                     cudaDeviceGetStreamPriorityRange(&lowest, &highest), cudaProfilerStart(), attributes(&of),
+                     cudaHostAlloc((void**)&p, 4, 0), cudaMemcpy2D(p, 2, from, 3, 2, 2, cudaMemcpyDefault)})
+    C10_CUDA_CHECK(error);
+  return {total, size_t(version), size_t(of.maxThreadsPerBlock), size_t(of.numRegs), std::string(p, 4) == "abcd"};
+}
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("scaled", &scaled);
@@ -68,4 +87,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("through_malloc", &through_malloc);
   module.def("processors", &processors);
   module.def("blocks_at_once", &blocks_at_once);
+  module.def("told", &told);
 }
