@@ -210,8 +210,7 @@ class ResolvedOptions:
         return None if self.sinks is None else self.sinks[head % len(self.sinks)].reshape(1, 1)
 
     def rows(self, head: int, here: slice, products: Dot = EXACT, q_k: Tensor | None = None) -> "Scores":
-        """Make the Scores of the rows `here`, a slice, of flattened head `head`; products: the Dot that sums Q Kᵀ; q_k:
-        `rows.products`, or None."""
+        """Make the Scores of the rows `here` of flattened head `head`; products: the Dot of Q Kᵀ; q_k: it, or None."""
         index = np.unravel_index(head, self.lead)
         mask, keep = (None if x is None else x[index][here] for x in (self.mask, self.keep))
         return Scores(self, here, mask, keep, self.sink(head), products, None if q_k is None else q_k[head, here])

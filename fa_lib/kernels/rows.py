@@ -16,7 +16,7 @@ from fa_lib.numerics.dots import EXACT, Dot
 from fa_lib.numerics.formats import FP16, Format, round_to
 
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
-FEWEST = 64  # rows at once: products of fewer are slow
+FEWEST, LARGEST = 64, 1 << 27  # rows at once: products of fewer are slow; elements of Q Kᵀ that are kept
 
 
 def flat(x: Float[Tensor, "*lead n d"], precision: Precision) -> Float64[Tensor, "heads n d"]:
@@ -69,15 +69,13 @@ def by_rows(
     return out.reshape(*options.lead, options.n_q, features)
 
 
-def products(
-    q: Queries, k: Keys, inputs: Format, dot: Dot, at_most: int = 1 << 27
-) -> Float64[Tensor, "heads n_q n_kv"] | None:
+def products(q: Queries, k: Keys, inputs: Format, dot: Dot) -> Float64[Tensor, "heads n_q n_kv"] | None:
     """Multiply Q Kᵀ of q and k rounded to inputs, neither scaled nor rounded: once for all kernels that take it as q_k.
 
     None where it would change a result or take too much memory: with another Dot than EXACT; of inputs of more than 11
-    significant bits, whose sums float64 rounds in an order that depends on the shapes; of more than at_most elements.
+    significant bits, whose sums float64 rounds in an order that depends on the shapes; of more than LARGEST elements.
     """
-    if dot != EXACT or inputs.precision > FP16.precision or q[..., 0].numel() * k.shape[-2] > at_most:
+    if dot != EXACT or inputs.precision > FP16.precision or q[..., 0].numel() * k.shape[-2] > LARGEST:
         return None
     q, k = inputs(q.double()).flatten(0, -3), inputs(k.double()).flatten(0, -3)
     return q @ k.repeat_interleave(len(q) // len(k), 0).mT

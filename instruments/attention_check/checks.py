@@ -97,7 +97,9 @@ CHECKS = {  # in the order of their findings
     ),
     "carry": Check(judged.of_sums, ("sums", "lengths", "repeats"), {"carry": ("sums",)}),
     "growth": Check(lambda found: judged.growth(found.lengths), ("lengths",), {"growth": GROWTH}),
-    "answer": Check(lambda found: judged.answers(found.asked), ("asked",), {"answer": ASKED}),
+    "answer": Check(
+        lambda found: judged.answers(found.asked), ("asked",), {"answer": ASKED, "keys_of_q": ASKED}
+    ),
     "error": Check(lambda found: judged.largest(found.lengths), ("lengths",), {"error": GROWTH, "chance": GROWTH}),
     "splits": Check(
         lambda found: judged.rounded_splits(found.splits), ("splits",), {"rounded_splits": ("splits",)}

@@ -88,7 +88,7 @@ ENDS = {  # 1. -> how, exit code
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, stranger, tmp_path, monkeypatch):
-    monkeypatch.setattr(isolated_kernel, "MOST_ENDINGS", 1)
+    monkeypatch.setattr(isolated_kernel, "MOST_QUICK_ENDINGS", 1)
     how, code = ENDS[name]
     old = tmp_path / f"{name}_f.html"
     old.write_text('<p class="verdict passes">')
@@ -233,7 +233,7 @@ def f(q, k, v):
 
 
 def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stranger, tmp_path, monkeypatch):
-    monkeypatch.setattr(isolated_kernel, "MOST_ENDINGS", 1)
+    monkeypatch.setattr(isolated_kernel, "MOST_QUICK_ENDINGS", 1)
     name, file = stranger("leaves", "os._exit(0)"), capture(tmp_path / "call.safetensors")
     (tmp_path / "call.html").write_text("passes")
     done = invoke("check", "tensors", file, "--kernel", name, "--exit-code", "--out", tmp_path)

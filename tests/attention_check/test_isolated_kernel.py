@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from attention_check.commands import reports
-from attention_check.isolation import worker
+from attention_check.isolation import isolated_kernel, worker
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from attention_check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKernel, all_isolated, conduct, isolated
 from attention_check.isolation.worker import Outcome
@@ -209,6 +209,7 @@ def test_after_three_hangs_the_rest_is_not_asked(stranger):
     (gate,) = found(judgement, "not_run")
     assert (gate.where["asked"], gate.where["outcome"]) == ("BF16", Outcome.ENDED)
     assert gate.where["problem"].endswith(" 1 s")  # five times the limit for a first call
+    assert "fails: nothing of it was judged: asked for BF16 it does not answer" in judgement_text(judgement)
 
 
 HABITS = [  # what a call does beside its work; findings
@@ -338,18 +339,20 @@ def f(q, k, v):
             assert answer.outcome == Outcome.ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
 
 
-def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(stranger):
-    text = "def f(q, k, v):\n    if q.shape[-2] == 9: os._exit(1)\n    return right(q, k, v)"
+def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(stranger, monkeypatch):
+    monkeypatch.setattr(isolated_kernel, "MOST_QUICK_ENDINGS", MOST_ENDINGS + 2)
+    ends = "print('a warning', 'Unsupported n=9', sep=chr(10), file=sys.stderr, flush=True), os._exit(1)"
+    text = f"def f(q, k, v):\n    if q.shape[-2] == 9: {ends}\n    return right(q, k, v)"
     given = [x.requires_grad_() for x in draw()]
     with closing(IsolatedKernel(KernelRef.of(stranger("graphs", text)))) as fn:
         o = with_kernel_errors(fn)(*given)
         ended = call_kernel(fn, *draw(n=9))
-        assert ended.outcome == Outcome.ENDED and ended.problem.endswith("exit code 1")
+        assert ended.outcome == Outcome.ENDED and ended.problem.endswith("after the line 'Unsupported n=9'")
         with pytest.raises(KernelError, match="its process ended before"):
             torch.autograd.grad(o.sum(), given)
-        for _ in range(MOST_ENDINGS - 1):
+        for outcome in [Outcome.ANSWERED] * MOST_ENDINGS + [Outcome.NOT_CALLED]:
             call_kernel(fn, *draw(n=9))
-        assert call_kernel(fn, *draw()).outcome == Outcome.NOT_CALLED
+            assert call_kernel(fn, *draw()).outcome == outcome
 
 
 def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):

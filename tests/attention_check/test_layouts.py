@@ -1,12 +1,16 @@
 """Packed and paged kernels behind f(q, k, v): a plain one of each is attention, one that looks aside is not."""
 
+from functools import partial
+
 import pytest
 import torch
 from test_relations import attention
 
 from attention_check.adapters import LOUD, NEIGHBOUR, PAGE, paged, varlen
 from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.isolated_kernel import isolated
 from fa_lib import draw, kernels
+from fa_lib.kernels.kernel_ref import KernelRef
 
 
 def packed_attention(q, k, v, starts_q, starts_k, longest_q, longest_k, softmax_scale=None, causal=False, beyond=0):
@@ -70,6 +74,22 @@ def test_one_that_looks_aside_is_far_from_attention(adapted):
     q, k, v = (x.float() for x in draw("normal", 0, (2, 2, 40, 16)))
     assert (adapted(q, k, v) - attention(q, k, v)).abs().max() > 1
     assert 40 % PAGE and NEIGHBOUR % PAGE and LOUD > 10
+
+
+def a_key_later(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, causal=False, shift=1):
+    return packed_attention(q, k, v, cu_seqlens_q, cu_seqlens_k + shift, max_seqlen_q, max_seqlen_k, causal=causal)
+
+
+own_order = partial(a_key_later, shift=0)
+KERNELS = ("packed_attention@varlen", "own_order@varlen", "a_key_later@varlen", "cached_attention@paged")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_in_a_separate_process_they_are_called_alike(name):
+    q, k, v = (x.float() for x in draw("normal", 0, (2, 4, 3, 16), (2, 2, 40, 16)))
+    with isolated(KernelRef.of(f"test_layouts:{name}")) as kernel:
+        off = (kernels.get(kernel)(q, k, v, causal=True) - attention(q, k, v, causal=True)).abs().max()
+    assert (off < 1e-6) == (name != "a_key_later@varlen")
 
 
 def test_by_name_and_what_they_have_not():

@@ -14,9 +14,9 @@ from attention_check.judge.tables import of_relations, over_shapes
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.plan import QUICK, REPORT
 from attention_check.measure.relations import RELATIONS, relate
-from attention_check.measure.relations.masks import WIDE
+from attention_check.measure.relations.masks import MORE_QUERIES, WIDE
 from attention_check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
-from attention_check.measure.relations.values import weights
+from attention_check.measure.relations.values import P_BELOW, weights
 from attention_check.measure.tables import measure_shapes
 from attention_check.report.sentences import WORDINGS
 from attention_check.report.tables import by_relation
@@ -56,6 +56,7 @@ def attention(
     P = torch.exp(S - m)
     l = P.sum(-1, keepdim=True) + torch.exp(sink - m)
     shared = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    P = P.where(P >= 2.0**-14, 0.0) if "small P are 0" in wrong else P
     o = P / l.where(l > 0, 1.0) @ shared
     L = ((0 if "a log-sum-exp without the maximum" in wrong else m) + torch.log(l))[..., 0]
     L = L / (math.log(2) if "a log-sum-exp in base 2" in wrong else 1)
@@ -133,6 +134,19 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
 }  # fmt: skip
 
 
+def first_tiles_unwritten(q, k, v, causal=False):
+    o = attention(q, k, v, causal=causal)
+    o[:, :, : max(q.shape[-2] - k.shape[-2], 0) // 64 * 64] = 7
+    return o
+
+
+ALSO = [  # a relation, another kernel that breaks it, and a case that shows it
+    ("strides", lambda q, k, v: attention(q, k, torch.as_strided(v, v.shape, k.stride())), "V alone swapped"),
+    ("tiny_values", wrong("small P are 0"), P_BELOW),
+    ("hidden_row", first_tiles_unwritten, MORE_QUERIES),
+]
+
+
 def two_queries_see_the_last_key(q, k, v, causal=False):
     n_q, n_kv = q.shape[-2], k.shape[-2]
     return attention(q, k, v, causal=causal and (n_q != 2 or n_kv == 2))
@@ -172,9 +186,8 @@ def test_a_right_kernel_keeps_every_relation(key, fmt):
     )
 
 
-@pytest.mark.parametrize("key", RELATIONS)
-def test_each_relation_is_broken_by_a_kernel_with_that_fault(key):
-    fn, case = BREAKERS[key]
+@pytest.mark.parametrize("key, fn, case", [(key, *BREAKERS[key]) for key in RELATIONS] + ALSO)
+def test_each_relation_is_broken_by_a_kernel_with_that_fault(key, fn, case):
     fmt = "FP16" if key == "tiny_values" else "BF16"
     (row,) = (row for row in relate(fn, key, fmt, n=N) if row["case"] == case)
     assert row["outcome"] == "breaks" and not row["number"] <= row["limit"]

@@ -144,6 +144,9 @@ def test_an_illegal_access_in_one_format_is_no_refusal_of_it():
     judgement = judge_kernel("illegal", examine(register("illegal", illegal), SMALL))
     (found,) = (f for f in judgement.findings if f.what == "answer")
     assert not judgement.passed and found.where["asked"] == "FP16"
+    assert found.where["problem"].startswith("fails: CUDA error")
+    other = replace(found, where=found.where | dict(outcome="wrong", note="other", problem=""))
+    assert "fails: CUDA error" in headline(Judgement("kernel", "illegal", (other, found)))  # what is known goes first
 
 
 @pytest.mark.parametrize("name", BROKEN)

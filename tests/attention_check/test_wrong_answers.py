@@ -1,6 +1,7 @@
 """What a wrong answer looks like, and what the contract asks: a small kernel for each."""
 
 import math
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -10,14 +11,16 @@ from typer.testing import CliRunner
 
 from attention_check.adapters import READINGS
 from attention_check.commands import reports
-from attention_check.judge.findings import Verdict
+from attention_check.judge.findings import Judgement, Verdict
 from attention_check.judge.kernel import judge_kernel
+from attention_check.judge.tables import answers
 from attention_check.measure import contract as of_contract
 from attention_check.measure.capability import CAPABILITIES
 from attention_check.measure.contract import adapted, contract, other_convention
 from attention_check.measure.measurements import Measurements
 from attention_check.report.labels import NOTES, noted
-from attention_check.report.sentences import judgement_text
+from attention_check.report.sentences import headline, judgement_text
+from benchmarks.mutants.gradients import Altered
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -86,7 +89,7 @@ OPTIONS = {  # what is asked -> a kernel that takes it and does something else, 
     "causal": (lambda q, k, v, causal=False: attention(q, k, v), "causal_none"),
     "gqa": (modulo_heads, "heads_interleaved"),
     "fewer_queries": (over_queries, "softmax_over_queries"),
-    "sinks_gradient": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), "other"),
+    "sinks_gradient": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), ""),
     "v_dim_128": (
         lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "factor=2"),
     "head_dim": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "roles_first_64+scale_one"),
@@ -108,10 +111,41 @@ def test_an_option_that_is_not_what_it_says_is_recognised(asked, monkeypatch):
     assert (rows[asked]["outcome"], rows[asked]["note"]) == ("wrong", note)
 
 
-def test_a_right_kernel_has_every_option_that_it_takes():
-    rows = {row["asked"]: row for row in contract(attention)}
+def heads_by_key_heads(q, k, v):
+    at = torch.arange(q.shape[1]) // (1 if q.shape[1] == k.shape[1] else k.shape[1]) % k.shape[1]
+    return attention(q, k[:, at], v[:, at])
+
+
+ALONE = {  # a call -> a kernel that is wrong in it, or in its gradients, alone
+    "gqa_uneven": heads_by_key_heads,
+    "one_query_96": lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v),
+    "boolean_mask_padding": lambda q, k, v, mask=None: attention(
+        q, k, v, mask=mask if mask is None or mask.ndim < 4 or mask.shape[-2] > 1 else mask[:1]),
+    "causal_window": lambda q, k, v, causal=False, window=None: attention(
+        q, Altered.apply(k, lambda dk: dk * (1 + (causal and window is not None))), v, causal=causal, window=window),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ALONE)
+def test_one_call_that_is_wrong_is_found(asked):
+    rows = contract(ALONE[asked])
+    assert {row["asked"].removeprefix("gradients_") for row in rows if row["outcome"] == "wrong"} == {asked}
+
+
+def test_a_kernel_that_takes_the_number_of_keys_from_q_is_told_so(monkeypatch):
+    few(monkeypatch, "fewer_queries")
+    rows = contract(lambda q, k, v: attention(q, *(x[:, :, : q.shape[-2]] for x in (k, v))))
+    found = [*answers(pd.DataFrame(rows))]
+    assert [each.what for each in found] == ["keys_of_q", "answer"]
+    assert "take the number of keys from q" in headline(Judgement("kernel", "of q", (*found,)))
+
+
+@pytest.mark.parametrize("own", ["", "top left"])
+def test_a_right_kernel_has_every_option_that_it_takes(own):
+    rows = {row["asked"]: row for row in contract(partial(attention, wrong={own}))}
     assert {asked for asked, row in rows.items() if row["outcome"] != "answered"} == {"softcap"}
-    assert not [row for row in rows.values() if row["note"]] and "sinks_gradient" in rows
+    noted = {asked for asked, row in rows.items() if row["note"]}
+    assert ({"causal_one_query", "window_first"} <= noted if own else not noted) and "sinks_gradient" in rows
 
 
 @pytest.mark.parametrize("name", ["baseline", "as_shipped", "every_step"])

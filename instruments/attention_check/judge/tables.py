@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pandas as pd
 
+from attention_check.conventions.conventions import keys_of
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import DRAWS, UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Severity, within
-from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE, crashed
+from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE, crashed
+from attention_check.measure.capability import FEWER as FEWER_QUERIES
 from attention_check.measure.carry import LOST, carried
 from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, formats
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, SIDE, worst_draws
@@ -299,8 +301,16 @@ def not_attention(asked: pd.DataFrame) -> Iterator[Finding]:
     yield Finding("not_attention" if len(bad) else "not_run", Severity.FAILS, where)
 
 
+EVEN = [each.key for each in CAPABILITIES if each.call.n_q == each.call.n_kv]  # as many queries as keys
+KEYS_OF_Q = keys_of(dict(keys=(0, next(each.call.n_q for each in CAPABILITIES if each.key == FEWER_QUERIES))))
+
+
 def answers(asked: pd.DataFrame) -> Iterator[Finding]:
-    """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged."""
+    """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged. Before
+    them: that the kernel takes the number of keys from q."""
+    uneven = asked[asked.asked.isin(EVEN) & asked.outcome.isin(FAULTS)].empty
+    if uneven and (asked.note[asked.asked == FEWER_QUERIES] == KEYS_OF_Q).any():
+        yield Finding("keys_of_q", Severity.FAILS)
     for row in asked[asked.outcome.isin(FAULTS)].itertuples():
         other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)
         where = dict(

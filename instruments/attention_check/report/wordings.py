@@ -531,6 +531,11 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
         "Rows see later keys than their own in {calls} of {of} calls (the first: {first})", "{number:.0%} of the rows",
         more=IN_DECODER, change="{the_mask}", because="its rows see later keys, which a causal model may not",
     ),
+    "keys_of_q": Wording(
+        "It is right where there are as many queries as keys; with fewer queries it sees as many keys only",
+        change="take the number of keys from k",
+        because="right where there are as many queries as keys; it seems to take the number of keys from q",
+    ),
     "mistake": Wording(
         "{Kernel_name} computes another attention: {cause} has this very error{on_inputs}",
         "{of_times} times the bound", "1",

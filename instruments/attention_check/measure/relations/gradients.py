@@ -58,7 +58,7 @@ def hidden_row_gradients(subject: KernelUnderTest, case: str) -> Found:
     NaN in such a row is not asked."""
     if subject.able.causal and case != MORE_QUERIES:
         raise not_asked("masks causally: without some rows the others see other keys")
-    q, k, v, blind, options = with_hidden_rows(subject, case)
+    q, k, v, blind, options = with_hidden_rows(subject, case, HIDDEN)
     if not subject.anything(q, k, v, **options).isfinite().all():
         raise not_asked("gives NaN where a row sees no key")
     dO = subject.rounded(draw("normal", subject.seed + 1, q.shape)[0])

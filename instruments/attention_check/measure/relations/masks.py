@@ -137,9 +137,10 @@ def masked_nan(subject: KernelUnderTest, case: str) -> Found:
 
 @cases(*ADDED, MORE_QUERIES)
 def hidden_row(subject: KernelUnderTest, case: str) -> Found:
-    """A row that sees no key is 0: no weight is left, so no value. Two other answers are conventions: NaN, 0 / 0, and
-    the mean of V, of scores that are all the same finite number (limit: 2 `allowed`)."""
-    q, k, v, blind, options = with_hidden_rows(subject, case)
+    """A row that sees no key is 0: no weight is left, so no value. 160 of 256 rows see none, whole tiles, which a
+    kernel may skip and leave unwritten. Two other answers are conventions: NaN, 0 / 0, and the mean of V, of scores
+    that are all the same finite number (limit: 2 `allowed`)."""
+    q, k, v, blind, options = with_hidden_rows(subject, case, subject.n * 5 // 8)
     o = subject.anything(q, k, v, **options)
     if not o[:, :, ~blind].isfinite().all():
         problem = "returns NaN or infinite values in rows that see keys, beside rows that see none"
@@ -154,13 +155,12 @@ def hidden_row(subject: KernelUnderTest, case: str) -> Found:
     return apart
 
 
-def with_hidden_rows(subject: KernelUnderTest, case: str) -> tuple[Tensor, Tensor, Tensor, Tensor, dict]:
-    """q, k and v of a call whose first rows see no key, whole tiles of them (160 of 256, or before 256), a boolean
-    (rows,) that is True there, and the call's options, by a case of `hidden_row`."""
+def with_hidden_rows(subject: KernelUnderTest, case: str, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor, dict]:
+    """q, k and v of a call whose `first` rows see no key, a boolean (rows,) that is True there, and the call's options,
+    by a case of `hidden_row`."""
     causal = case == MORE_QUERIES
     if causal and subject.able.top_left:
         raise not_asked("masks causally, aligned top-left: every row sees a key")
-    first = subject.n * 5 // 8
     q, k, v = subject.draw(n_q=subject.n + first if causal else subject.n)
     blind = torch.zeros(q.shape[-2], dtype=torch.bool, device=q.device)
     blind[:first] = True
