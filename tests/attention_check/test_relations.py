@@ -22,7 +22,7 @@ from attention_check.report.sentences import WORDINGS
 from attention_check.report.tables import by_relation
 from benchmarks import judge
 from benchmarks.mutants import masks
-from benchmarks.mutants.gradients import Altered
+from benchmarks.mutants.gradients import Altered, delta_forgotten
 from fa_lib import E4M3, kernels
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 
@@ -131,6 +131,7 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "gradient_sums": ("every_step", "dV"),
     "hidden_gradients": (altered(k=lambda dk: dk + 2.0**-3), "dK of hidden keys"),
     "hidden_row_gradients": (altered(q=lambda dq: dq + 2.0**-10), "boolean mask"),
+    "constant_gradients": (delta_forgotten, "dQ"),
 }  # fmt: skip
 
 

@@ -84,6 +84,8 @@ RELATIONS = {each.key: each for each in (
              "Dao-AILab/flash-attention#2698", gradient.hidden_gradients, bits=True),
     Relation("hidden_row_gradients", "A row that sees no key changes no gradient.",
              "Dao-AILab/flash-attention#1947", gradient.hidden_row_gradients),
+    Relation("constant_gradients", "If every key has the same value, dQ and dK are 0.",
+             "Dao-AILab/flash-attention#2896", gradient.constant_gradients),
 )}  # fmt: skip
 
 

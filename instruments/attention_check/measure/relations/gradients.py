@@ -73,6 +73,39 @@ def hidden_row_gradients(subject: KernelUnderTest, case: str) -> Found:
     return max(found, key=lambda each: each.times)
 
 
+@cases("dQ", "dK")
+def constant_gradients(subject: KernelUnderTest, case: str) -> Found:
+    """Where V is one constant for every key, the output knows neither Q nor K, so that dQ and dK are 0.
+
+    dP_ij = dO_i V_j is then c_i for every j, and delta_i = c_i where O is right. In a kernel dP and delta are each off
+    by rounding alone: O by `relative` (as in `values`) and dP by u if it is stored, together at most
+    r_i = (4 u + 2 (n + d) u32) sum_d |dO_id V_d|, with FP32 sums, and dS_ij = P_ij (dP - delta) by (1 + u) P_ij r_i.
+    So dQ_i = scale sum_j dS_ij K_j is at most scale (1 + u) r_i sum_j P_ij |K_j|, and dK_j = scale sum_i dS_ij Q_i at
+    most scale (1 + u) sum_i P_ij r_i |Q_i|. Autograd also goes through the row maximum, unless it is detached: that key
+    gets -sum_j dS_ij more, at most (1 + u) r_i, so that it counts with P_ij + 1. dO has one feature, so that c_i is as
+    large as its bound: no delta at all gives dQ some 1 / 4 u times further from 0 than that."""
+    q, k, v = subject.draw()
+    v = subject.rounded(1 + v[:, :, :1].double().abs()).expand_as(v).contiguous()
+    dO = torch.zeros_like(q)
+    dO[..., 0] = subject.rounded(1 + q[..., 0].double().abs())
+    dq, dk, _ = subject.gradients(dO, q, k, v)
+    Q, K, u, scale = q.double(), k.double(), subject.fmt.unit_roundoff, subject.head_dim**-0.5
+    relative = 4 * u + 2 * (subject.n + subject.head_dim) * FP32.unit_roundoff
+    r = scale * (1 + u) * relative * (dO.double() * v.double()).abs().sum(-1, keepdim=True)  # (batch, heads, n, 1)
+    S = Q @ K.mT * scale
+    hidden = torch.ones_like(S, dtype=torch.bool).triu(1) if subject.able.causal else torch.zeros_like(S) > 0
+    S = S.masked_fill(hidden, -torch.inf)
+    P = torch.softmax(S, -1) + (S.amax(-1, keepdim=True) == S)  # (batch, heads, n, n)
+    if case == "dQ":
+        return _times(dq, r * (P @ K.abs()))
+    return _times(dk, P.mT @ (r * Q.abs()))
+
+
+def _times(gradient, bound):
+    """How large a gradient is that should be 0, in units of its bound, element by element."""
+    return Found((gradient.double().abs() / bound).max().item(), 1.0)
+
+
 @cases("dQ", "dK", "dV")
 def gradient_sums(subject: KernelUnderTest, case: str) -> Found:
     """A gradient is a sum over keys (dQ) or rows (dK, dV): dQ = scale sum_j dS_ij K_j, dK = scale sum_i dS_ij Q_i,
