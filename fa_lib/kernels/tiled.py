@@ -62,7 +62,7 @@ def tiled(
 
     def forward(q, k, v):
         features, width = v.shape[-1] + 1, tiling.block_kv
-        sizes = dict(features=features, width=width, rows=rows)
+        sizes: Any = dict(features=features, width=width, rows=rows)
         out = by_rows(forward_pass.rows, (q, k, v), p, forward_settings, **sizes, q_k=q_k)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 

@@ -135,7 +135,7 @@ def test_a_kernel_that_returns_such_memory_gives_a_wrong_answer(tmp_path, monkey
         answers.append(call_kernel(kernels.get(kernel), q, q, q))
     for answer in answers:
         assert answer.outcome == Outcome.MALFORMED
-        assert answer.problem.startswith("returns what memory holds that nobody wrote: 32 of 32 elements")
+        assert answer.problem.startswith("fails: its output is what memory holds that nobody wrote: 32 of 32 elements")
 
 
 def test_a_gradient_of_memory_that_nobody_wrote_is_a_fault():

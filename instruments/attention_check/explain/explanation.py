@@ -126,7 +126,8 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         near = NEAR if not best.changes().keys() & GRADUAL else 0.0
         if all(change in BY_CHOICE for change in best.changes().items()):
             near = max(near, min(NEAR, MUCH * believed))
-        alike = numbers.is_even and numbers.residual <= near and (numbers.times_bound or 0.0) <= BOUNDS
+        alike = numbers.is_even and numbers.residual <= near
+        alike = alike and (bool(best.changes()) or (numbers.times_bound or 0.0) <= BOUNDS)
         if found or alike and not wrong_tiles(call, best):
             verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
             return _verdict_if_uniform(call, numbers, verdict, believed, found)
@@ -195,14 +196,13 @@ def _zero_rows(call: CapturedCall) -> Explanation | None:
         return None
     mask, n_q, features = call.options.get("mask"), due.shape[2], o.shape[-1]
     of_keys = mask is not None and mask.dtype == torch.bool and mask.ndim == 4 and mask.shape[2:] == (1, n_q)
-    if of_keys and (~mask[:, :, 0] == due).all():
+    if mask is not None and of_keys and (~mask[:, :, 0] == due).all():
         return replace(found, verdict=Verdict.CONVENTION if found.is_rounding else found.verdict, zero="padding")
     places = [torch.arange(count) for count in due.shape]
     entry = due.any((1, 2)).nonzero().flatten()[:1]
     for at in (places[0], entry):  # a pattern in all entries, or in the first one that has such rows
-        where = wrong_regions(
-            due[at][..., None].expand(-1, -1, -1, features), (at, *places[1:]), (*due.shape, features)
-        )
+        wrong = due[at][..., None].expand(-1, -1, -1, features)
+        where = wrong_regions(wrong, (at, *places[1:]), (len(due), due.shape[1], n_q, features))
         if where.is_known:
             break
     return replace(found, verdict=Verdict.BUG, zero="rows", where=where)

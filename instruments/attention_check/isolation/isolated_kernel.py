@@ -377,11 +377,11 @@ class IsolatedKernel:
             KernelError: REFUSED where it raises; MALFORMED where it returns no tensor of numbers, or changes its
                 inputs; ENDED where it does not come back; NOT_CALLED after that happened too often.
         """
-        options = dict(enumerate(others, 3)) | options
-        tensors = (q, k, v, *(x for x in options.values() if isinstance(x, Tensor)))
+        given: dict[Any, Any] = {**dict(enumerate(others, 3)), **options}
+        tensors = (q, k, v, *(x for x in given.values() if isinstance(x, Tensor)))
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return _Crossing.apply(self, options, *tensors)
-        return self.ask(options, tensors, [False] * len(tensors))[0]
+            return _Crossing.apply(self, given, *tensors)
+        return self.ask(given, tensors, [False] * len(tensors))[0]
 
     def ask(self, options: dict, tensors: Sequence[Tensor], wants: Sequence[bool]) -> tuple[Any, "Graph | None"]:
         """One call. wants: of which tensors gradients may be asked for; then a Graph comes with the answer."""
