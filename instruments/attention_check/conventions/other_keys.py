@@ -12,10 +12,13 @@ from attention_check.conventions.reading import CapturedCall, Reader, Unfit
 from attention_check.conventions.search import rounding_of
 
 ENTRIES, HEADS = 16, 3  # that are looked at, at most
-SUMS = 2**22  # rows times keys of an entry and a head, at most
+SUMS = 2**21  # entries times rows times keys of a head, at most
 NEAREST = 3.0  # times the least squared error of a row with any last key: so near, another one is as good
 MOST = 4  # spans of an entry: more are no pattern
 PAGES = (256, 128, 64, 32, 16)  # keys of a page
+FEW = (1, 2, 16)  # entries, heads and rows on which pages are tried
+KEYS = 2**15  # of all entries, at most, of which pages are tried
+TRIES = 2**16  # pages of an entry times those of all entries, at most
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,14 @@ def last_keys(call: CapturedCall) -> tuple[Span, ...]:
             return ()
     if call.options.get("window"):
         open_ended = changed(open_ended, "window", (None, None))
-    most = ENTRIES, HEADS, max(SUMS // call.k.shape[2], 1)
+    most = ENTRIES, HEADS, max(SUMS // (min(len(call.k), ENTRIES) * call.k.shape[2]), 1)
     try:
         believed, rows = (Reader(call, most).rows(each) for each in (Dialect(), open_ended))
     except Unfit:
         return ()
     seen = believed.bias[:, 0] > -math.inf  # (entries, rows, n_kv)
-    if (believed.bias > -math.inf).ne(seen[:, None]).any() or not rows.o.isfinite().all():
+    alike = not (believed.bias > -math.inf).ne(seen[:, None]).any()  # in all heads
+    if not alike or not rows.o.isfinite().all() or rows.v.shape[-1] < 2:
         return ()
     n_kv = seen.shape[-1]
     first = seen.int().argmax(-1, keepdim=True)  # (entries, rows, 1)
@@ -126,25 +130,27 @@ def _spans(entry, at, errors, last):
 def foreign_page(call: CapturedCall, entry: int) -> Page | None:
     """The page of keys of an entry in whose place another one was read, of any entry; None where none makes the entry
     right to rounding in features in which it was not sought."""
+    batch, n_kv = len(call.k), call.k.shape[2]
+    if batch * n_kv > KEYS:
+        return None
     try:
-        rows = call.rows(Dialect(), places=(torch.tensor([entry]), *call.rows(Dialect()).places[1:]))
+        rows = call.rows(Dialect(), places=(torch.tensor([entry]), *call.rows(Dialect(), FEW).places[1:]))
     except Unfit:
         return None
-    n_kv, heads = rows.shape[3], rows.places[1] * call.k.shape[1] // call.q.shape[1]
+    heads = rows.places[1] * call.k.shape[1] // call.q.shape[1]
     S, seen = scores(rows)[0], rows.bias[0] > -math.inf  # (heads, rows, n_kv)
     shift = S.amax(-1, keepdim=True)
-    if not shift.isfinite().all() or (rows.sinks > -math.inf).any():
+    if not shift.isfinite().all() or (rows.sinks > -math.inf).any() or rows.softcap is not None:
         return None
     k, v = (x[:, heads].double() for x in (call.k, call.v))  # (batch, heads, n_kv, head_dim)
-    others = (rows.q @ k.mT)[:, :] * rows.scale - shift  # (batch, heads, rows, n_kv)
-    allowed = HELD_OUT * rounding_of(call)
+    others = torch.exp(rows.q @ k.mT * rows.scale - shift)  # (batch, heads, rows, n_kv)
+    own, allowed = torch.exp(S - shift), HELD_OUT * rounding_of(call)
     for size in PAGES:
-        if n_kv % size or n_kv == size or rows.softcap is not None:
+        if n_kv % size or n_kv == size or batch * (n_kv // size) ** 2 > TRIES:
             continue
-        own = torch.exp(S - shift)
         pages = torch.arange(n_kv).split(size)
         whole = [i for i, page in enumerate(pages) if seen[..., page].all((0, 2)).any()]
-        foreign = torch.exp(others).unflatten(-1, (-1, size))  # (batch, heads, rows, pages, size)
+        foreign = others.unflatten(-1, (-1, size))  # (batch, heads, rows, pages, size)
         O_of = torch.einsum("bhrps,bhpsd->bprhd", foreign, v.unflatten(2, (-1, size)))
         l_of = foreign.sum(-1).permute(0, 3, 2, 1)[..., None]  # (batch, pages, rows, heads, 1)
         o = rows.o[0].transpose(0, 1)  # (rows, heads, d_v)

@@ -131,7 +131,8 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
         if found or alike and not wrong_tiles(call, best):
             verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
             return _verdict_if_uniform(call, numbers, verdict, believed, found)
-    if outcome and (apart := _apart(call, outcome, believed)):
+    looked_at = scan(call, outcome.rows) if outcome else None
+    if outcome and looked_at and (apart := _apart(call, outcome, looked_at, believed)):
         return apart
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
         if solved := wrong_tiles(call, dialect):
@@ -147,9 +148,10 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     tried = [numbers] if right >= PART or outcome is None else []
     if outcome and all(each is not outcome for each in tried):
         tried.append(outcome)
-    found, where, part, is_known = scan(call, tried[0].rows), None, None, False
+    found, where, part, is_known = looked_at, None, None, False
     for numbers in tried:
-        found, where, part = scan(call, numbers.rows) if numbers is not tried[0] else found, None, None
+        found = looked_at if looked_at and numbers is outcome else scan(call, numbers.rows)
+        where, part = None, None
         wrong = _wrong(found.residual_by_row, numbers.rounding)
         rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]
         if rest.numel() and rest.median() <= UNLIKE * numbers.rounding:  # the others are attention
@@ -159,7 +161,8 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     like = None if is_known else noise(numbers.rows)
     keys, features = numbers.rows.v.shape[-2:]
     short = features // 2 if where is None and keys > features // 2 else 0  # with as many, v may be ill-conditioned
-    return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part, noise=like, short=short)
+    count = found.count if found else None
+    return numbers.explained(Verdict.BUG, believed, count, where=where, part=part, noise=like, short=short)
 
 
 def _wrong_features(numbers: Distance) -> WrongRegions | None:
@@ -187,7 +190,7 @@ def _zero_rows(call: CapturedCall) -> Explanation | None:
         at = zero[entry, head].nonzero().flatten()
         rows = call.rows(Dialect(), places=(torch.tensor([entry]), torch.tensor([head]), at))
         golden = attend(rows)[0, 0]
-        due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.any(-1)
+        due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.to(o.dtype).any(-1)
         o[entry, head, at[sees]] = golden[sees].to(o.dtype)
     if not due.any():
         return None
@@ -208,10 +211,9 @@ def _zero_rows(call: CapturedCall) -> Explanation | None:
     return replace(found, verdict=Verdict.BUG, zero="rows", where=where)
 
 
-def _apart(call: CapturedCall, numbers: Distance, believed: float) -> Explanation | None:
+def _apart(call: CapturedCall, numbers: Distance, found: Scan, believed: float) -> Explanation | None:
     """Of an output that is right in some entries or heads, as believed, and wrong in others: what one of these is by
-    itself; None where nothing is found, or all are right or wrong."""
-    found = scan(call, numbers.rows)
+    itself; None where nothing is found, or all are right or wrong. found: its `scan`."""
     finite = found.residual_by_row.isfinite()
     wrong = finite & (found.residual_by_row > UNLIKE * numbers.rounding)
     bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
@@ -224,7 +226,8 @@ def _apart(call: CapturedCall, numbers: Distance, believed: float) -> Explanatio
     ):
         return None  # where a sink is small, a wrong one changes little
     own = own_sources(call, Dialect())
-    if own.changes() and (moved := _right(call, iter([(own, 0.0)]), believed)):
+    moved = _right(call, iter([(own, 0.0)]), believed) if own.changes() else None
+    if moved and moved.where is None:
         return moved
     where = wrong_regions(
         wrong[..., None].expand_as(found.errors), found.places, (*numbers.rows.shape[:3], call.o.shape[-1])
@@ -296,7 +299,7 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
         if zero := _zero_rows(call):
             return zero
         where, part = _located(call, found, wrong, numbers, [])
-        if not numbers.rows.dialect.changes() and (apart := _apart(call, numbers, believed)):
+        if not numbers.rows.dialect.changes() and (apart := _apart(call, numbers, found, believed)):
             return apart
         return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
