@@ -113,11 +113,11 @@ def test_a_cause_in_some_heads_is_named_with_them_and_noise_is_not(wrong):
     q, k, v = drawn(1, 8, 128, 64)
     o, other = (kernels.as_shipped(q, k, v, **options) for options in ({}, wrong))
     found = fa_lib.explain(q, k, v, torch.cat([o[:, :2], other[:, 2:4], o[:, 4:]], 1))
-    assert found.where.heads == ((2, 3),) and found.inside[1].dialect.keys() == wrong.keys(), f"{found}"
+    assert found.where.heads == ((2, 3),) and found.inside[2].dialect.keys() == wrong.keys(), f"{found}"
     found = fa_lib.explain(q, k, v, torch.cat([o[:, :2], o[:, 2:4] + 0.1 * q[:, 2:4], o[:, 4:]], 1))
     assert found.where.heads == ((2, 3),) and found.inside is None, f"{found}"
     found = fa_lib.explain(*(x.transpose(0, 1) for x in (q, k, v, torch.cat([o[:, :7], other[:, 7:]], 1))))
-    assert found.where.entries == ((7, 7),) and found.inside[1].dialect.keys() == wrong.keys(), f"{found}"
+    assert found.where.entries == ((7, 7),) and found.inside[2].dialect.keys() == wrong.keys(), f"{found}"
 
 
 def in_parts():
@@ -170,6 +170,33 @@ def test_what_is_wrong_in_places_or_of_other_keys_is_named():
         q, k, v = drawn(3, 4, 256, 64, seed=21)
         found = fa_lib.explain(q[:, :, -o.shape[2] :], k, v, o, **options)
         assert said in f"{found}", f"{name}: {found}"
+
+
+def test_what_looks_alike_is_not_named():
+    q, k, v = drawn(3, 4, 256, 64, seed=21)
+    keys = torch.arange(256)
+    mask = (keys < torch.tensor([256, 180, 97])[:, None])[:, None, None]  # (3, 1, 1, 256)
+    o = attention((q, k, v), causal=True)
+    both = mask & (DISTANCE >= 0)
+    padded = attention((q, k, v), mask=both) * mask[:, :, 0, :, None]
+    assert fa_lib.explain(q, k, v, padded, mask=both).zero == "padding"
+    short = q[:, :, -100:]
+    top_left = attention((short, k, v), mask=mask & (keys <= torch.arange(100)[:, None]))
+    assert fa_lib.explain(short, k, v, top_left, mask=mask, causal=True).verdict == Verdict.CONVENTION
+    sink = k.clone()
+    sink[:, :, 0] = 3 * q.mean(2)
+    garbage = attention((q, sink, v), causal=True)
+    garbage[1, :, 5:60] = v[0, :, 5:60]
+    found = fa_lib.explain(q, sink, v, garbage, causal=True)
+    assert found.page is None and not found.spans, f"{found}"
+    stale = k.clone()
+    stale[:, :, 200:] = math.nan
+    noise = attention((q, k, v), mask=(keys < 150)[None]) + 0.3 * drawn(3, 4, 256, 64, seed=5)[0]
+    one = noise[:, :, :1].contiguous(), dict(mask=(keys < 150)[None])
+    assert not fa_lib.explain(q[:, :, :1], stale, v, one[0], **one[1]).spans
+    heads = o.clone()
+    heads[2, [0, 3]] = attention((q, k, v), causal=True, scale=0.2)[2, [0, 3]]
+    assert "There (entry 2, heads 0, 3) it is" in f"{fa_lib.explain(q, k, v, heads, causal=True)}"
 
 
 def test_a_kernel_in_eight_bits_is_held_to_its_own_bound_and_short_calls_are_asked_for():

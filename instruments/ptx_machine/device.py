@@ -24,7 +24,7 @@ class GPU:
         name: of NAMES. capability: 80 is sm_80.
         processors: number of multiprocessors, of a card for servers.
         shared_bytes: the most shared memory that a block may have.
-        memory_bytes, cache_bytes: of all its memory, and of its L2 cache; both are only answered to who asks.
+        memory_bytes, cache_bytes: of all its memory, and of its L2 cache: they are reported, and not used.
         wobble: None: approximate instructions are rounded correctly. A number: they get errors within their documented
             bounds, drawn from this seed.
     """

@@ -11,6 +11,7 @@ from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16
 
 PAGE = ROOT / "docs" / "reference" / "checks.md"
+GQA = {4: "GQA, 4 to 2 heads", 6: "GQA, 6 to 2 heads"}
 SHAPES = ("as many", "off the tiles", "fewer", "more", "one")  # queries, beside keys
 
 
@@ -23,7 +24,7 @@ def seen_calls():
         given = dict(causal=causal or None, mask=mask, window=window, scale=scale, softcap=softcap, sinks=sinks)
         options = {name: x for name, x in given.items() if x is not None}
         masks = {"mask": "boolean mask" if mask is not None and mask.dtype == torch.bool else "added mask"}
-        named = [masks.get(name, name) for name in options] + ["GQA"] * (k.shape[1] < q.shape[1])
+        named = [masks.get(name, name) for name in options] + [GQA.get(q.shape[1], GQA[4])] * (k.shape[1] < q.shape[1])
         n_q, n_kv = q.shape[2], k.shape[2]
         even = "as many" if n_q % 16 == 0 else "off the tiles"
         shape = even if n_q == n_kv else "one" if n_q == 1 else "fewer" if n_q < n_kv else "more"

@@ -142,7 +142,7 @@ def first_tiles_unwritten(q, k, v, causal=False):
 
 
 ALSO = [  # a relation, another kernel that breaks it, and a case that shows it
-    ("strides", lambda q, k, v: attention(q, k, torch.as_strided(v, v.shape, k.stride())), "V alone swapped"),
+    ("strides", lambda q, k, v: attention(q, k, torch.as_strided(v, v.shape, k.stride())), "only V swapped"),
     ("tiny_values", wrong("small P are 0"), P_BELOW),
     ("hidden_row", first_tiles_unwritten, MORE_QUERIES),
 ]

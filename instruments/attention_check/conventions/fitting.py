@@ -220,7 +220,7 @@ def _values(sample, aspect):
         return [start + x for x in range(-12, 7)]
     values = (start * (torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE).exp2()).tolist()
     if aspect == "scale":  # as where the scale of q or k in 8 bits is lost
-        values += [1 / x for name, x in sample.reader.call.scales.items() if name != "v_scale"]
+        values += [1 / x for name, x in sample.reader.call.scales.items() if name != "v_scale" and x]
     return values + [-x for x in values] if aspect in SIGNED else values
 
 
@@ -265,7 +265,7 @@ def _refined(sample, family, values) -> Rated:
         start = [0.0] * len(aspects)
         found = optimize.least_squares(far, start, method="lm", xtol=1e-10, max_nfev=60).x
         if (far(start) ** 2).sum() <= AS_NEAR * (far(found) ** 2).sum():
-            found = abs(found) * 0  # a round number, or a known one, is as near
+            found = found * 0  # the number from which it began is as near: a round one, or a known one
         if (abs(found) < REACH).all():  # else ever smaller or larger numbers come nearer, and none is the cause
             numbers = _kept(sample, at(found))
     error, factor = sample.error(numbers, solve)

@@ -18,6 +18,7 @@ MOST = 4  # spans of an entry: more are no pattern
 PAGES = (256, 128, 64, 32, 16)  # keys of a page
 FEW = (1, 2, 16)  # entries, heads and rows on which pages are tried
 KEYS = 2**15  # of all entries, at most, of which pages are tried
+WRONG = 4.0  # times what is rounding: so far off is a page, or a row, that is wrong
 TRIES = 2**16  # pages of an entry times those of all entries, at most
 
 
@@ -80,7 +81,7 @@ def last_keys(call: CapturedCall) -> tuple[Span, ...]:
     halves = [_cumulative(rows, hidden, slice(start, None, 2)) for start in (0, 1)]
     allowed = (HELD_OUT * rounding_of(call)) ** 2 * torch.maximum(size, size.mean() / n_kv) / 2
     held = halves[1].gather(-1, halves[0].argmin(-1, keepdim=True))[..., 0]
-    if (held > 4 * allowed).double().mean() > 0.02 or held.sum() > allowed.sum():
+    if not ((held <= 4 * allowed).double().mean() >= 0.98 and held.sum() <= allowed.sum()):
         return ()
     spans = [_spans(int(entry), rows.places[2], halves[0][i], last[i]) for i, entry in enumerate(rows.places[0])]
     return tuple(span for each in spans for span in each) if max(map(len, spans)) <= MOST else ()
@@ -89,7 +90,7 @@ def last_keys(call: CapturedCall) -> tuple[Span, ...]:
 def _cumulative(rows: Rows, hidden: Tensor, features: slice) -> Tensor:
     """The squared error of each row over its first 1, 2, ... keys, (entries, rows, n_kv), summed over heads and some
     features."""
-    S = scores(rows).masked_fill(hidden[:, None], -math.inf)
+    S = scores(rows).nan_to_num(nan=-math.inf).masked_fill(hidden[:, None], -math.inf)
     step = 2 * max(rows.v.shape[-1] // (2 * FEATURES), 1)
     v, o = (x[..., features.start :: step] for x in (rows.v, rows.o))
     scale = rows.v.shape[-1] / (2 * v.shape[-1])  # of the half that they stand for
@@ -100,7 +101,8 @@ def _cumulative(rows: Rows, hidden: Tensor, features: slice) -> Tensor:
         p = P[:, :, row]  # (entries, heads, n_kv)
         l = (p.cumsum(-1) + sink[:, :, row]).clamp(min=TINY)
         O = (p[..., None] * v).cumsum(2) / l[..., None]
-        found.append((O - o[:, :, row, None]).square().sum((1, 3)) * scale)  # (entries, n_kv)
+        error = (O - o[:, :, row, None]).square().sum((1, 3))  # (entries, n_kv)
+        found.append(error.nan_to_num(math.inf) * scale)
     return torch.stack(found, 1)
 
 
@@ -142,13 +144,16 @@ def foreign_page(call: CapturedCall, entry: int) -> Page | None:
     shift = S.amax(-1, keepdim=True)
     if not shift.isfinite().all() or (rows.sinks > -math.inf).any() or rows.softcap is not None:
         return None
-    k, v = (x[:, heads].double() for x in (call.k, call.v))  # (batch, heads, n_kv, head_dim)
+    k, v = (x[:, heads].double().cpu() for x in (call.k, call.v))  # (batch, heads, n_kv, head_dim)
     others = torch.exp(rows.q @ k.mT * rows.scale - shift)  # (batch, heads, rows, n_kv)
     own, allowed = torch.exp(S - shift), HELD_OUT * rounding_of(call)
     for size in PAGES:
         if n_kv % size or n_kv == size or batch * (n_kv // size) ** 2 > TRIES:
             continue
         pages = torch.arange(n_kv).split(size)
+        due = (own @ rows.v[0]) / own.sum(-1, keepdim=True)  # (heads, rows, d_v)
+        off = (due - rows.o[0]).square().sum((0, 2)) / rows.o[0].square().sum((0, 2)).clamp(min=TINY)
+        right = off.sqrt() <= WRONG * allowed  # (rows,), as believed
         whole = [i for i, page in enumerate(pages) if seen[..., page].all((0, 2)).any()]
         foreign = others.unflatten(-1, (-1, size))  # (batch, heads, rows, pages, size)
         O_of = torch.einsum("bhrps,bhpsd->bprhd", foreign, v.unflatten(2, (-1, size)))
@@ -161,7 +166,10 @@ def foreign_page(call: CapturedCall, entry: int) -> Page | None:
             O, l = (rest @ rows.v[0]).transpose(0, 1), rest.sum(-1).T[..., None]
             error = ((O + O_of) / (l + l_of) - o)[:, :, at]  # (batch, pages, rows, heads, d_v)
             of_entry, of_page = divmod(int(error[..., ::2].square().sum((2, 3, 4)).argmin()), len(pages))
-            left = error[of_entry, of_page][..., 1::2].square().sum() / o[at][..., 1::2].square().sum()
-            if left.sqrt() <= allowed and (of_entry, of_page) != (entry, i):
+            size_of = o[at][..., 1::2].square().sum()
+            left, own_page = (
+                (error[place][..., 1::2].square().sum() / size_of).sqrt() for place in ((of_entry, of_page), (entry, i))
+            )
+            if left <= allowed and own_page > WRONG * allowed and right[~seen[..., pages[i]].any((0, 2))].all():
                 return Page(size, entry, i * size, of_entry, of_page * size)
     return None

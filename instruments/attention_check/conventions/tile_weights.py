@@ -21,6 +21,7 @@ IN_MOST = 0.95  # of the rows, that follow a rule: the others are as rounding ma
 AGREE = 0.05  # root mean square of log times that a rule may leave, of what there is
 KEYS = 4.0  # that share a tile's weight, in the mean over a row's tiles: with fewer, factors of tiles fit any error
 MOST = 4  # tiles that are listed
+LUCK = 0.02  # that the sinks of as many heads are others' by chance, at most
 NEAR_SINK = 0.05  # of a sink's logit, that one which is read off row sums may be off
 TINY = 1e-300
 
@@ -167,7 +168,8 @@ def _of_sinks(rows, times, counted, sinks):
     if heads and all(abs(x - rows.sinks[0, head, 0, 0] - math.log(2)) <= NEAR_SINK for head, x in found.items()):
         return Rule.SINKS_TWICE
     of_others = all((x - sinks).abs().min() <= NEAR_SINK for x in found.values())
-    return Rule.OTHER_SINKS if len(heads) > 1 and of_others else Rule.ROW_SUM
+    covered = 2 * NEAR_SINK * len(sinks) / (sinks.max() - sinks.min()).clamp(min=NEAR_SINK)  # by chance any number is
+    return Rule.OTHER_SINKS if covered.clamp(max=1) ** len(heads) < LUCK and of_others else Rule.ROW_SUM
 
 
 def _zeros(parts, gone, others):

@@ -16,6 +16,7 @@ SIGMAS = 4.0  # of the share that is dropped, up to which its factor 1 / (1 - sh
 LARGE = 0.1  # of a row's largest weight: smaller ones drown in the output's rounding
 ALONG = 0.1  # of the output, that an error has along it, at most: noise has no direction
 ALIKE = 0.25  # of the mean over heads, that a head's error may be off: about a standard error for 32 independent values
+LEAST_ROWS = 2  # of few keys, from which dropout is read
 MOST_ODDS = 20.0  # with more, there is nothing of the output left
 
 
@@ -42,14 +43,14 @@ def dropped(rows: Rows) -> float | None:
     if count < FEWEST or not 0 < share < 1 or ((kept / kept.median() - 1).abs() > KEPT).any():
         return None
     took = 1 - 1 / kept.median().item()
-    return took if abs(took - share) <= SIGMAS * math.sqrt(share * (1 - share) / count) else None
+    return took if took > KEPT / 2 and abs(took - share) <= SIGMAS * math.sqrt(share * (1 - share) / count) else None
 
 
 def _of_few_keys(rows: Rows) -> Rows:
     """Of rows of more keys than can be solved for, those that see the first keys alone, half as many as features."""
     few = rows.v.shape[-1] // 2
     hidden = (rows.bias[..., few:] == -math.inf).all(-1).all((0, 1))  # (rows,)
-    if rows.v.shape[2] <= rows.v.shape[3] or not hidden.any() or rows.dialect.softmax:
+    if not few or rows.v.shape[2] <= rows.v.shape[3] or hidden.sum() < LEAST_ROWS or rows.dialect.softmax:
         return rows
     of_rows = {name: getattr(rows, name)[:, :, hidden] for name in ("q", "o")}
     of_keys = {name: getattr(rows, name)[:, :, :few] for name in ("k", "v")}

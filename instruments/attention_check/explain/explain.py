@@ -181,7 +181,8 @@ def explain_call(call: CapturedCall) -> Explanation:
     found = explanation(call)
     of = dict(q_scale="scale", k_scale="scale", v_scale="factor")  # what an output is off by that lacks it
     numbers = {name: found.dialect.get(of[name]) for name in call.scales}
-    lost = [name for name, x in numbers.items() if isinstance(x, float) and abs(x * call.scales[name] - 1) < LOST]
+    lost = [name for name, x in numbers.items() if isinstance(x, float) and abs(x - 1) > LOST
+            and abs(x * call.scales[name] - 1) < LOST]  # fmt: skip
     return with_other_outputs(call, replace(found, lost=tuple(lost)))
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import groupby
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
@@ -33,8 +34,8 @@ CHANGES = {  # of an OtherOutput -> what it is
     "base_2": "right, as the logarithm to base 2: multiply it by ln 2",
     "negative": "right, with the opposite sign", "maximum": "the largest score of each row alone",
     "without_maximum": "right, without the largest score of each row: add it",
-    "unscaled_maximum": "right, but for the largest score of each row, which was not scaled",
-    "unmasked": "the gradient of P without the mask, divided by the row sum with it",
+    "unscaled_maximum": "right, had the largest score of each row been scaled: it was added unscaled",
+    "unmasked": "the gradient of a P that ignores the mask, and is divided by the row sum with it",
     "not_divided": "the gradient of P that is not divided by its row sum",
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
     "mean_of_heads": "the mean over the query heads that share its keys, where their sum is due",
@@ -71,7 +72,7 @@ OUT_OF_SIGHT = (
     "Compare q, k and v of both sides first."
 )
 SHORT_CALL = """\
-Next: save a call of the same kernel with at most {keys} keys, half of v's features: its weights are solved for.
+Next: save a call of the same kernel with at most {keys} keys, half as many as v has features: they show its weights.
     n = {keys}
     q, k, v = q[:, :, -n:], k[:, :, :n], v[:, :, :n]  # and the mask, if there is one
     np.savez("short.npz", q=q, k=k, v=v, o=kernel(q, k, v))  # then: fa-lib explain short.npz
@@ -243,7 +244,10 @@ def _bug(found, name):
         yield f"It is wrong in {_where(found.where)}."
         return
     if found.inside is not None:
-        place, inner = found.inside
+        entry, heads, inner = found.inside
+        runs = [[*run] for _, run in groupby(enumerate(heads), key=lambda each: each[1] - each[0])]
+        ranges = [(run[0][1], run[-1][1]) for run in runs]
+        place = f"entry {entry}, " * (found.where.of[0] > 1) + f"head{'s' * (len(heads) > 1)} {_listed(ranges)}"
         yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
         _, (first, *rest) = groups(inner, f"There ({place}) it")[0]
         yield from (first, *rest)
@@ -339,8 +343,9 @@ def _believed(found):
 
 def _lost(found):
     """The scales in 8 bits that a number of the dialect undoes."""
+    of_scores, of_v = ([name for name in found.lost if (name == "v_scale") == is_v] for is_v in (False, True))
     if found.lost:
-        yield f"So it is without {' and '.join(found.lost)}."
+        yield f"So it is without {' and '.join([' or '.join(of_scores)] * bool(of_scores) + of_v)}."
 
 
 def _selects(found):

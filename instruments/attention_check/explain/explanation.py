@@ -17,7 +17,7 @@ from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import FEW, NEAR, PART, UNITS, FiniteMask, Fit, fit, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
-from attention_check.explain.distance import BOUNDS, Distance, Scan, over_bound, scan
+from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, scan
 from attention_check.explain.dropout import dropped, noise
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
 from attention_check.measure.mistakes import Cause
@@ -182,25 +182,27 @@ def _wrong_features(numbers: Distance) -> WrongRegions | None:
 def _zero_rows(call: CapturedCall) -> Explanation | None:
     """Of an output with rows of 0 that see keys: what the others are, and which are 0; None where there are no such
     rows, or no others. Those of padding, whose own keys a mask hides, are a convention."""
-    zero = (call.o == 0).all(-1)  # (batch, heads, n_q)
-    if not zero.any() or zero.all() or zero.shape != call.q.shape[:3]:
+    o = call.o.cpu().clone()
+    zero, n_kv, d = (o == 0).all(-1), call.k.shape[2], call.q.shape[-1]  # zero: (batch, heads, n_q)
+    if not zero.any() or zero.all() or zero.shape != call.q.shape[:3] or zero.sum() * n_kv * d > PRODUCTS:
         return None
-    o, due = call.o.clone(), torch.zeros_like(zero)
+    due, features = torch.zeros_like(zero), o.shape[-1]
     for entry, head in zero.any(-1).nonzero().tolist():
-        at = zero[entry, head].nonzero().flatten()
-        rows = call.rows(Dialect(), places=(torch.tensor([entry]), torch.tensor([head]), at))
-        golden = attend(rows)[0, 0]
-        due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.to(o.dtype).any(-1)
-        o[entry, head, at[sees]] = golden[sees].to(o.dtype)
+        for at in zero[entry, head].nonzero().flatten().split(max(SCORES // n_kv, 1)):
+            rows = call.rows(Dialect(), places=(torch.tensor([entry]), torch.tensor([head]), at))
+            golden = attend(rows)[0, 0].to(o.dtype)
+            due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.any(-1) & golden.isfinite().all(-1)
+            o[entry, head, at[sees]] = golden[sees]
     if not due.any():
         return None
     found = explanation(replace(call, o=o))
     if found.verdict == Verdict.BUG:
         return None
-    mask, n_q, features = call.options.get("mask"), due.shape[2], o.shape[-1]
-    of_keys = mask is not None and mask.dtype == torch.bool and mask.ndim == 4 and mask.shape[2:] == (1, n_q)
-    if mask is not None and of_keys and (~mask[:, :, 0] == due).all():
-        return replace(found, verdict=Verdict.CONVENTION if found.is_rounding else found.verdict, zero="padding")
+    mask, n_q = call.options.get("mask"), due.shape[2]
+    if mask is not None and mask.dtype == torch.bool and n_q <= n_kv:
+        own = mask.cpu().expand(*due.shape, n_kv).diagonal(n_kv - n_q, -2, -1)  # whether a row sees its own key
+        if torch.equal(~own, due):
+            return replace(found, verdict=Verdict.CONVENTION if found.is_rounding else found.verdict, zero="padding")
     places = [torch.arange(count) for count in due.shape]
     entry = due.any((1, 2)).nonzero().flatten()[:1]
     for at in (places[0], entry):  # a pattern in all entries, or in the first one that has such rows
@@ -219,11 +221,8 @@ def _apart(call: CapturedCall, numbers: Distance, found: Scan, believed: float) 
     bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
     if not bad.any() or bad.all() or bad.shape != call.q.shape[:2]:
         return None
-    if (
-        call.options.get("sinks") is not None
-        and (solved := wrong_tiles(call, Dialect()))
-        and solved[0].rule in OF_SINKS
-    ):
+    solved = wrong_tiles(call, Dialect()) if call.options.get("sinks") is not None else None
+    if solved and solved[0].rule in OF_SINKS:
         return None  # where a sink is small, a wrong one changes little
     own = own_sources(call, Dialect())
     moved = _right(call, iter([(own, 0.0)]), believed) if own.changes() else None
@@ -241,8 +240,9 @@ def _apart(call: CapturedCall, numbers: Distance, found: Scan, believed: float) 
     for of in (heads, first) if len(first) < len(heads) else (heads,):
         inner = _inside(_part_of(call, torch.tensor([entry]), of))
         if inner is not None:
-            inside = f"entry {entry}, " * (len(bad) > 1) + f"heads {int(of[0])} to {int(of[-1])}"
-            return numbers.explained(Verdict.BUG, believed, found.count, inside=(inside, inner), **more)
+            inner = replace(inner, spans=tuple(replace(span, entry=entry) for span in inner.spans))
+            inside = entry, tuple(of.tolist()), inner
+            return numbers.explained(Verdict.BUG, believed, found.count, inside=inside, **more)
     return None
 
 
@@ -268,7 +268,7 @@ def _part_of(call: CapturedCall, entries: Tensor, heads: Tensor) -> CapturedCall
     options, of_k = dict(call.options), heads * call.k.shape[1] // call.q.shape[1]
     for dim, at, count in (-4, entries, call.q.shape[0]), (-3, heads, call.q.shape[1]):
         if (mask := options.get("mask")) is not None and mask.ndim >= -dim and mask.shape[dim] == count:
-            options["mask"] = mask.index_select(dim, at)
+            options["mask"] = mask.index_select(dim, at.to(mask.device))
     if options.get("sinks") is not None:
         options["sinks"] = options["sinks"].reshape(-1)[heads]
     q, o, k, v = (x[entries][:, of] for x, of in ((call.q, heads), (call.o, heads), (call.k, of_k), (call.v, of_k)))
@@ -283,7 +283,9 @@ def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Expla
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(scan(call, numbers.rows), numbers, believed)
             verdict, changes = _of_conventions(dialect), dialect.changes()
-            if call.options.get("mask") is not None and "causal" in changes and "mask" not in changes:
+            mask = call.options.get("mask")
+            of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not call.options.get("causal")
+            if of_rows and "causal" in changes and "mask" not in changes:
                 verdict = Verdict.BUG  # it hides what the mask shows
             return _verdict_if_uniform(call, numbers, verdict, believed)
     return None
@@ -328,9 +330,8 @@ def _of_conventions(dialect: Dialect) -> Verdict:
     named = {change[0]: BY_CHOICE[change].fault for change in changes.items() if change in BY_CHOICE}
     fitted = changes.keys() - named.keys()  # keys, or a number: nobody means them
     window = changes.get("window")
-    if (
-        isinstance(window, tuple) and None not in window and any(window)
-    ):  # a side without a limit is one that was forgotten
+    limited = isinstance(window, tuple) and None not in window  # without a limit a side was forgotten
+    if limited and window != (0, 0):  # of no keys to either side o is v
         fitted -= {"window"}
     if fitted or any(named.values()):
         return Verdict.BUG

@@ -227,8 +227,9 @@ def _other_gradients(
         delta = deltas(group.rows, group.dO)
         if name != "dv":
             yield "without_delta", x, gradients(group.rows, group.dO, 0 * delta + dlse, before_the_sum)[name], {}
-        yield "unmasked", x, _recomputed(group, masked=False)[name], {}
-        yield "not_divided", x, _recomputed(group, divided=False)[name], {}
+        if group.dlse is None and group.rows.softcap is None:
+            yield "unmasked", x, _recomputed(group, masked=False)[name], {}
+            yield "not_divided", x, _recomputed(group, divided=False)[name], {}
         rounded = partial(before_the_sum, fmt=right.call.fmt)
         yield "scores", x, gradients(group.rows, group.dO, dlse - delta, rounded)[name], {}
     dO = turned(right.call, right.dialect, "dO", "o")
@@ -250,6 +251,7 @@ def _recomputed(group, masked=True, divided=True):
     rows, dO = group.rows, group.dO
     S, L = scores(rows), log_sum_exp(rows)[..., None]
     P = torch.exp((S if masked else rows.products * rows.scale) - (L if divided else S.amax(-1, keepdim=True)))
+    P = P.where(rows.seen, 0.0)
     dS = P * (dO @ rows.v.mT - deltas(rows, dO)[..., None]) * rows.scale
     return dict(dq=(dS @ rows.k)[0], dk=(dS.mT @ rows.q)[0].sum(0), dv=(P.mT @ dO)[0].sum(0))
 

@@ -130,9 +130,9 @@ class Explanation:
         constant: the number that all of the output is; None where it is several.
         tiles: the weights of tiles of keys, where these alone are wrong; else None.
         spans: rows that see keys up to another one than believed, where this alone is wrong. page: keys in whose place
-            others were read. inside: a wrong part, in words, and what it is by itself.
-        zero: "rows", of which `where` says that they are 0, the others being right or as the rest says; "padding":
-            rows whose own keys a mask hides are 0. lost: the scales of 8 bits whose inverse a number of the dialect is.
+            others were read. inside: entry and heads of a wrong part, and what it is by itself.
+        zero: "rows": the rows in `where` are 0, the others are as `dialect` says; "padding": rows whose own keys a mask
+            hides are 0. lost: the scales of 8 bits whose inverse a number of the dialect is.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many.
@@ -156,7 +156,7 @@ class Explanation:
     tiles: WrongTiles | None = None
     spans: tuple[Span, ...] = ()
     page: Page | None = None
-    inside: "tuple[str, Explanation] | None" = None
+    inside: "tuple[int, tuple[int, ...], Explanation] | None" = None
     zero: str = ""
     lost: tuple[str, ...] = ()
     nan_rows: int = 0

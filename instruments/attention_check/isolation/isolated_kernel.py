@@ -391,7 +391,8 @@ class IsolatedKernel:
             name: ("tensor", 3 + names.index(name)) if name in names else ("value", x) for name, x in options.items()
         }
         reply = self._asked("call", tensors, dict(options=places, wants=[*wants]))
-        changed = [f"{('q', 'k', 'v', *names)[i]}" for i in reply["changed"]]
+        named = [f"argument {name + 1}" if isinstance(name, int) else name for name in names]
+        changed = [("q", "k", "v", *named)[i] for i in reply["changed"]]
         if changed:
             raise KernelError(Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
         results = reply["results"]

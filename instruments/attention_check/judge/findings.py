@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+GONE = ("permutation", "permuted_keys", "packed_sequences")  # relations of older records
+
 
 class Severity(StrEnum):
     """What a finding means for the judgement."""
@@ -72,7 +74,8 @@ class Judgement:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
-        findings = [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]]
+        findings = [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]
+                    if each["where"].get("relation") not in GONE]  # fmt: skip
         return cls(record["kind"], record["subject"], tuple(findings), record.get("label", ""))
 
     @property

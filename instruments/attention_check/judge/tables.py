@@ -308,8 +308,8 @@ KEYS_OF_Q = keys_of(dict(keys=(0, next(each.call.n_q for each in CAPABILITIES if
 def answers(asked: pd.DataFrame) -> Iterator[Finding]:
     """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged. Before
     them: that the kernel takes the number of keys from q."""
-    uneven = asked[asked.asked.isin(EVEN) & asked.outcome.isin(FAULTS)].empty
-    if uneven and (asked.note[asked.asked == FEWER_QUERIES] == KEYS_OF_Q).any():
+    even_are_right = asked[asked.asked.isin(EVEN) & asked.outcome.isin(FAULTS)].empty
+    if even_are_right and (asked.note[asked.asked == FEWER_QUERIES] == KEYS_OF_Q).any():
         yield Finding("keys_of_q", Severity.FAILS)
     for row in asked[asked.outcome.isin(FAULTS)].itertuples():
         other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)

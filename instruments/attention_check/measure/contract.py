@@ -93,7 +93,7 @@ def contract(
         if not answered.issuperset(each.needs):
             continue
         if (outcome := asker.ask(each.key, fmt, each.call)) == Outcome.ANSWERED:
-            answered |= {each.key, f"{each.key}_{each.call.head_dim}"}
+            answered |= {each.key, f"{HEAD_DIM}_{each.call.head_dim}"} if each.key == HEAD_DIM else {each.key}
         elif each.key == WINDOW_LEFT and outcome == Outcome.REFUSED:
             asker.rows.pop()  # as "window" says
     for d in head_dims or ():
@@ -317,7 +317,7 @@ def _compared(call, limit, top_left):
     later = call.k.shape[2] - call.q.shape[2]  # keys that a row's own is further on, aligned bottom-right
     causal, (left, right) = call.options.get("causal"), call.options.get("window") or (None, None)
     if later and (causal or top_left and left is not None):
-        window = "" if left is None else (left + later, right - later)
+        window = "" if left is None else (left + later, None if right is None else right - later)
         if wrong_answers.residual(call, Dialect(causal="top_left" if causal else "", window=window)) <= limit:
             return Outcome.ANSWERED, "top_left"
     return Outcome.WRONG, wrong_answers.diagnose(call)

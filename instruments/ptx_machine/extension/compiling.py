@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -167,8 +166,6 @@ def _link(sources: Sources, objects: Sequence[Path], library: Path) -> None:
 
 def _compile(name: str, commands: list[list], target: Path) -> None:
     """Compile one file by the first of some commands that does, and note what it was made of."""
-    if not sys.stderr.isatty():
-        print(f"compiling {name}: {commands[0][-1].name}", file=sys.stderr, flush=True)
     for at, command in enumerate(commands):
         try:
             _make(command, target)

@@ -30,7 +30,7 @@ def batch_invariance(subject: KernelUnderTest, case: str) -> Found:
 
 
 @cases(
-    "heads and rows swapped", "K alone swapped", "V alone swapped", "cut from one tensor", "every second row",
+    "heads and rows swapped", "only K swapped", "only V swapped", "cut from one tensor", "every second row",
     "expanded heads", "features far apart",
 )  # fmt: skip
 def strides(subject: KernelUnderTest, case: str) -> Found:
@@ -40,7 +40,7 @@ def strides(subject: KernelUnderTest, case: str) -> Found:
         k, v = (x[:, :1].expand_as(x) for x in (k, v))
     laid = dict(zip("qkv", (q, k, v)))
     for name, x in laid.items():
-        if case in ("heads and rows swapped", f"{name.upper()} alone swapped"):
+        if case in ("heads and rows swapped", f"only {name.upper()} swapped"):
             laid[name] = x.transpose(1, 2).contiguous().transpose(1, 2)
         elif case == "every second row":
             laid[name] = x.repeat_interleave(2, -2)[..., ::2, :]
