@@ -18,6 +18,7 @@ from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 
+MODULE = "benchmarks.builds"  # also where this file is run
 TABLE = ROOT / "benchmarks" / "mutations" / "builds.csv"
 LOG2E = math.log2(math.e)
 
@@ -62,8 +63,8 @@ for steps in product(ORDERS, EXPONENTIALS, TILES):
     order, exponential, tile = steps
     key = f"build_{len(BUILDS)}"
     other = OTHERS[len(BUILDS) % len(OTHERS)]
-    globals()[key] = changed(key, __name__, tile=tile, **order | exponential | other)  # found by its name
-    BUILDS.append(f"{__name__}:{key}")
+    globals()[key] = changed(key, MODULE, tile=tile, **order | exponential | other)  # found by its name
+    BUILDS.append(f"{MODULE}:{key}")
 
 
 def main():
