@@ -19,7 +19,7 @@ RECORDED = ROOT / "data" / "recorded" / "NVIDIA_H100_80GB_HBM3" / "gallery"
 
 def hidden_rows(fmt):
     """Q of the rows that see no key, K and V, of the relation that finds them."""
-    q, k, v, blind, _ = with_hidden_rows(KernelUnderTest(lambda *tensors: tensors[0], fmt), MORE_QUERIES)
+    q, k, v, blind, _ = with_hidden_rows(KernelUnderTest(lambda *tensors: tensors[0], fmt), MORE_QUERIES, 40)
     return q[:, :, blind], k, v
 
 
@@ -36,7 +36,7 @@ def test_cudnn_answers_a_row_without_keys_as_if_it_had_no_mask(key, fmt):
 def test_splash_averages_v_over_the_first_tile_in_a_row_without_keys():
     pytest.importorskip("jax")
     for n in (200, 256):
-        q, k, v, blind, _ = with_hidden_rows(KernelUnderTest(gallery.pallas_splash, BF16, n=n), MORE_QUERIES)
+        q, k, v, blind, _ = with_hidden_rows(KernelUnderTest(gallery.pallas_splash, BF16, n=n), MORE_QUERIES, 40)
         o = gallery.pallas_splash(q, k, v, causal=True)[:, :, blind].double()
         first, whole = ((v.double()[:, :, :m].mean(2, keepdim=True) - o).abs().max() for m in (128, n))
         assert first < 2 * BF16.unit_roundoff * o.abs().max() and whole > 0.1

@@ -135,12 +135,8 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     if outcome and looked_at and (apart := _apart(call, outcome, looked_at, believed)):
         return apart
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
-        if solved := wrong_tiles(call, dialect):
-            tiles, rows, wrong = solved
-            where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
-            return Distance.of(call, dialect).explained(Verdict.BUG, believed, tiles=tiles, where=where)
-        if share := dropped(call.rows(dialect)):
-            return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share)
+        if of_weights := _of_weights(call, dialect, believed):
+            return of_weights
     if outcome and (features := _wrong_features(outcome)):
         return outcome.explained(Verdict.BUG, believed, where=features)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
@@ -161,7 +157,7 @@ def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], hol
     like = None if is_known else noise(numbers.rows)
     keys, features = numbers.rows.v.shape[-2:]
     short = features // 2 if where is None and keys > features // 2 else 0  # with as many, v may be ill-conditioned
-    count = found.count if found else None
+    count = found and found.count
     return numbers.explained(Verdict.BUG, believed, count, where=where, part=part, noise=like, short=short)
 
 
@@ -234,15 +230,14 @@ def _apart(call: CapturedCall, numbers: Distance, found: Scan, believed: float) 
     entry = int(bad.any(1).nonzero()[0])
     heads = bad[entry].nonzero().flatten()
     first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
-    more: dict[str, Any] = dict(where=where)
     if page := foreign_page(call, entry):
-        return numbers.explained(Verdict.BUG, believed, found.count, page=page, **more)
+        return numbers.explained(Verdict.BUG, believed, found.count, page=page, where=where)
     for of in (heads, first) if len(first) < len(heads) else (heads,):
         inner = _inside(_part_of(call, torch.tensor([entry]), of))
         if inner is not None:
             inner = replace(inner, spans=tuple(replace(span, entry=entry) for span in inner.spans))
             inside = entry, tuple(of.tolist()), inner
-            return numbers.explained(Verdict.BUG, believed, found.count, inside=inside, **more)
+            return numbers.explained(Verdict.BUG, believed, found.count, inside=inside, where=where)
     return None
 
 
@@ -255,12 +250,17 @@ def _inside(own: CapturedCall) -> Explanation | None:
         return found if named else None
     if spans := last_keys(own):
         return numbers.explained(Verdict.BUG, spans=spans)
-    if solved := wrong_tiles(own, Dialect()):
+    return _of_weights(own, Dialect(), numbers.residual)
+
+
+def _of_weights(call: CapturedCall, dialect: Dialect, believed: float) -> Explanation | None:
+    """What an output is whose tiles of keys have wrong weights, or lost some to dropout; None where neither holds."""
+    if solved := wrong_tiles(call, dialect):
         tiles, rows, wrong = solved
         where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
-        return numbers.explained(Verdict.BUG, tiles=tiles, where=where)
-    share = dropped(own.rows(Dialect()))
-    return numbers.explained(Verdict.BUG, dropout=share) if share else None
+        return Distance.of(call, dialect).explained(Verdict.BUG, believed, tiles=tiles, where=where)
+    share = dropped(call.rows(dialect))
+    return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share) if share else None
 
 
 def _part_of(call: CapturedCall, entries: Tensor, heads: Tensor) -> CapturedCall:
