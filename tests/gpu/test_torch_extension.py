@@ -117,10 +117,9 @@ def test_what_is_not_modelled_is_named_when_it_is_loaded():
         load_inline("of_cublas", [cpp], functions=["f"])
 
 
-def test_what_does_not_compile_says_where(capsys):
+def test_what_does_not_compile_says_where():
     with torch_extensions("A100"), pytest.raises(RuntimeError, match=r"(?s)'broken'.*main\.cpp.*error"):
         load_inline("broken", ["int f() { return x; }"], functions=["f"])
-    assert "compiling broken: main.cpp" in capsys.readouterr().err
     with torch_extensions("A100"), pytest.raises(RuntimeError, match="cannot find -lnowhere"):
         load_inline("unlinked", ["int f() { return 1; }"], functions=["f"], extra_ldflags=["-lnowhere"])
 
