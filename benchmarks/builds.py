@@ -7,9 +7,11 @@ import math
 import os
 from itertools import product
 
+import pandas as pd
 import torch
 
 from attention_check.judge.findings import Verdict
+from benchmarks.judge import named
 from benchmarks.judged import judged
 from benchmarks.mutants.controls import power_of_2
 from benchmarks.mutants.skeleton import Steps, changed, in_16_bits, larger, scale_of
@@ -34,7 +36,7 @@ def coarse(m, S):
     return torch.maximum(m, (larger(m, S) * 2).ceil() / 2)
 
 
-def outwards(n, tile):
+def every_other(n, tile):
     """Every other tile, then those between."""
     each = Steps().tiles(n, tile)
     return each[::2] + each[1::2]
@@ -47,7 +49,7 @@ EXPONENTIALS = (
     dict(exp=lambda x: power_of_2(x * LOG2E), factor=lambda x: power_of_2(x * LOG2E)),
     dict(exp=lambda x: x.double().exp().to(x.dtype)),
 )
-ORDERS = {}, dict(tiles=lambda n, tile: Steps().tiles(n, tile)[::-1]), dict(tiles=outwards)
+ORDERS = {}, dict(tiles=lambda n, tile: Steps().tiles(n, tile)[::-1]), dict(tiles=every_other)
 OTHERS = (  # by turns
     {},
     dict(probs=lambda P, dtype: P),
@@ -59,10 +61,8 @@ OTHERS = (  # by turns
 )
 TILES = 16, 32, 48, 64, 100, 128, 256, 512
 BUILDS = []
-for steps in product(ORDERS, EXPONENTIALS, TILES):
-    order, exponential, tile = steps
-    key = f"build_{len(BUILDS)}"
-    other = OTHERS[len(BUILDS) % len(OTHERS)]
+for order, exponential, tile in product(ORDERS, EXPONENTIALS, TILES):
+    key, other = f"build_{len(BUILDS)}", OTHERS[len(BUILDS) % len(OTHERS)]
     globals()[key] = changed(key, MODULE, tile=tile, **order | exponential | other)  # found by its name
     BUILDS.append(f"{MODULE}:{key}")
 
@@ -72,15 +72,17 @@ def main():
     parser.add_argument("--seeds", type=int, default=10, help="draws of inputs")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     given = parser.parse_args()
-    cache = str(build() / "builds")
+    cache, grid = str(build() / "builds"), dict(kernel=BUILDS, seed=range(given.seeds))
     with workers(given.jobs) as executor:
-        grid = dict(kernel=BUILDS, seed=range(given.seeds))
         rows = sweep(judged, grid, fixed=dict(cache=cache, quick=True), cache=cache, executor=executor)
-    rows = rows.assign(kernel=rows.kernel.str.split(":").str[1], by=rows.fails.map(str))
+    lines = []
+    for kernel, own in rows.groupby(rows.kernel.str.split(":").str[1], sort=False):
+        failed = own[own.verdict == Verdict.FAILS]
+        lines.append(dict(kernel=kernel, draws=len(own), fails=len(failed), by=", ".join(named(failed.fails))))
+    table = pd.DataFrame(lines)
     with replacing(TABLE) as path:
-        rows[["kernel", "seed", "verdict", "by"]].to_csv(path, index=False)
-    failed = rows[rows.verdict == Verdict.FAILS]
-    print(f"{failed.kernel.nunique()} of {len(BUILDS)} fail, at {len(failed)} of {len(rows)} draws", failed.to_string())
+        table.to_csv(path, index=False)
+    print(f"{(table.fails > 0).sum()} of {len(table)} fail, at {table.fails.sum()} of {table.draws.sum()} draws")
 
 
 if __name__ == "__main__":

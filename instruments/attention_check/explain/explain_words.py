@@ -227,8 +227,7 @@ def _bug(found, name):
         yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
         return
     if found.zero:
-        of = what(found.dialect)
-        yield f"{name} is {of}, but 0 in {_where(found.where)}, which see keys."
+        yield f"{name} is {what(found.dialect)}, but 0 in {_where(found.where)}, which see keys."
         if found.residual > NEAR:
             yield f"Without these rows it is off by {found.residual:.2g} of its size."
         return

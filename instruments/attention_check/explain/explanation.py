@@ -298,7 +298,7 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
         return _not_finite(found, numbers, believed)
     wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
-        if zero := _zero_rows(call):
+        if verdict == Verdict.ROUNDING and (zero := _zero_rows(call)):  # of others it was asked before
             return zero
         where, part = _located(call, found, wrong, numbers, [])
         if not numbers.rows.dialect.changes() and (apart := _apart(call, numbers, found, believed)):
