@@ -26,24 +26,31 @@ from fa_lib.numerics.formats import Format
 from ptx_machine import mutate
 
 TABLE = ROOT / "benchmarks" / "mutations" / "gpu.csv"
-KERNELS = {  # name -> (function, GPU)
-    "cuda": ("examples/cuda_attention.py:attention", "A100"),
-    "triton": ("examples/triton_attention.py:attention", "A100"),
+KERNELS = {  # name -> a function, of an A100
+    "cuda": "examples/cuda_attention.py:attention",
+    "triton": "examples/triton_attention.py:attention",
+    "flash_attn": "instruments/attention_gallery/flash_attn_kernels.py:fa2_cuda",
+    "flashinfer": "instruments/attention_gallery/flashinfer_cuda.py:flashinfer_prefill",
+    "llama": "instruments/attention_gallery/llama_cuda.py:llama_cuda_decode",
 }
+GPU = "A100"
 SHAPES = ((1, 1), (17, 33), (64, 64), (33, 130), (70, 70), (1, 200))  # queries, keys; of the random calls
+DECODING = tuple((1, n) for n in (1, 33, 64, 130, 200, 300))
+OF_HEAD_DIM_64 = ("flash_attn", "flashinfer", "llama")  # the others have 32
 JUDGE = ("instruments/attention_check/judge", "instruments/attention_check/measure")
 SEVERE = 10  # times the unchanged kernel's error
 
 
-def errors(kernel: str, gpu: str) -> list[float | None]:
+def errors(name: str) -> list[float | None]:
     """The largest error against FP64, over the golden value's largest magnitude, of each random call; None: no numbers,
     or a Fault."""
-    fn, found = kernels.get(kernel, gpu=gpu), []
-    for dtype in (torch.float16, torch.bfloat16):
+    fn, found = kernels.get(kernel_of(name), gpu=GPU), []
+    head_dim, shapes = 64 if name in OF_HEAD_DIM_64 else 32, DECODING if name == "llama" else SHAPES
+    for dtype in (torch.float16,) if name == "llama" else (torch.float16, torch.bfloat16):
         for causal in (False, True):
-            for seed, (n_q, n_kv) in enumerate(SHAPES):
+            for seed, (n_q, n_kv) in enumerate(shapes):
                 generator = torch.Generator().manual_seed(seed)
-                q, k, v = (torch.randn(1, 2, n, 32, generator=generator).to(dtype) for n in (n_q, n_kv, n_kv))
+                q, k, v = (torch.randn(1, 2, n, head_dim, generator=generator).to(dtype) for n in (n_q, n_kv, n_kv))
                 due = golden(q, k, v, inputs=Format.of(dtype), causal=causal)
                 try:
                     o = fn(q, k, v, causal=causal)
@@ -54,9 +61,15 @@ def errors(kernel: str, gpu: str) -> list[float | None]:
     return found
 
 
-def measured(kernel: str, gpu: str, settings: dict[str, str], timeout: float = 300) -> list[float | None]:
+def kernel_of(name: str) -> str:
+    """What `check kernel` takes: a file and a function, or a module of the gallery and a function."""
+    file, function = KERNELS[name].split(":")
+    return KERNELS[name] if file.startswith("examples") else f"attention_gallery.{Path(file).stem}:{function}"
+
+
+def measured(name: str, settings: dict[str, str], timeout: float = 300) -> list[float | None]:
     """`errors`, in a process with settings; one None where it does not come back."""
-    command = [sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", kernel, "--gpu", gpu]
+    command = [sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", name]
     status, output = mutation.ran(command, settings, timeout)
     return json.loads(output.strip().splitlines()[-1]) if status == 0 else [None]
 
@@ -69,11 +82,11 @@ def effect(changed: list[float | None], unchanged: list[float]) -> float:
     return max(new / max(old, floor) for new, old in zip(changed, unchanged, strict=True))
 
 
-def judged(kernel: str, gpu: str, settings: dict[str, str], timeout: float) -> dict:
+def judged(name: str, settings: dict[str, str], timeout: float) -> dict:
     """Ask the judge once, at a fixed seed: verdict, findings and seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file, start = Path(folder) / "verdict.json", time.monotonic()
-        command = [sys.executable, "-m", "fa_lib", "check", "kernel", kernel, "--gpu", gpu, "--quick", "--seed", "0",
+        command = [sys.executable, "-m", "fa_lib", "check", "kernel", kernel_of(name), "--gpu", GPU, "--quick", "--seed", "0",
                    "--out", folder, "--json", str(file)]  # fmt: skip
         status, _ = mutation.ran(command, settings, timeout)
         seconds = round(time.monotonic() - start)
@@ -83,11 +96,11 @@ def judged(kernel: str, gpu: str, settings: dict[str, str], timeout: float) -> d
     return dict(verdict=verdict, findings=" ".join(dict.fromkeys(fails)), seconds=seconds)
 
 
-def population(kernel: str, gpu: str) -> list[mutate.Change]:
+def population(name: str) -> list[mutate.Change]:
     """The changes of what a kernel launches in the random calls."""
-    file, function = kernel.split(":")
-    command = [sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", kernel, "--gpu", gpu]
-    return mutation.recorded(command, f"{Path(file).resolve()}:{function}", gpu)
+    file, function = KERNELS[name].split(":")
+    command = [sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", name]
+    return mutation.recorded(command, f"{Path(file).resolve()}:{function}", GPU)
 
 
 def main():
@@ -99,29 +112,27 @@ def main():
     parser.add_argument("--no-judge", action="store_true", help="measure the effects only")
     parser.add_argument("--again", action="store_true", help="ask about what did not fail once more, into `now`")
     parser.add_argument("--errors", help="print the errors of a kernel's random calls")
-    parser.add_argument("--gpu", default="A100")
     given = parser.parse_args()
     if given.errors:
-        print(json.dumps(errors(given.errors, given.gpu)))
+        print(json.dumps(errors(given.errors)))
         return
     commit = subprocess.check_output(["git", "log", "-1", "--format=%h", "--", *JUDGE],
                                      text=True, cwd=ROOT).strip()  # fmt: skip
     rows = pd.read_csv(TABLE, keep_default_na=False).to_dict("records") if TABLE.exists() else []
     for name in given.kernels:
-        kernel, gpu = KERNELS[name]
-        unchanged = measured(kernel, gpu, {})
-        for change in mutation.drawn(population(kernel, gpu), given.changes, given.seed):
+        unchanged = measured(name, {})
+        for change in mutation.drawn(population(name), given.changes, given.seed):
             about = dict(of=name) | asdict(change) | dict(source=change.source.rsplit("/", 1)[-1])
             row = next((row for row in rows if all(row[key] == value for key, value in about.items())), None)
             if row is None:
                 settings = {mutate.CHANGE: mutate.as_json(change)}
-                size = effect(measured(kernel, gpu, settings), unchanged)
+                size = effect(measured(name, settings), unchanged)
                 row = about | dict(effect=size, verdict="", findings="", seconds="", judge="", now="")
                 rows.append(row)
             if float(row["effect"]) > SEVERE and not row["verdict"] and not given.no_judge:
-                row |= judged(kernel, gpu, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)
+                row |= judged(name, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)
             if given.again and row["verdict"] not in ("", "fails") and float(row["effect"]) > SEVERE:
-                row["now"] = judged(kernel, gpu, {mutate.CHANGE: mutate.as_json(change)}, given.timeout)["verdict"]
+                row["now"] = judged(name, {mutate.CHANGE: mutate.as_json(change)}, given.timeout)["verdict"]
             with replacing(TABLE) as path:
                 pd.DataFrame(rows).to_csv(path, index=False)
             print(name, change.kind, row["effect"], row["verdict"], row["seconds"], flush=True)
