@@ -57,6 +57,7 @@ class CapturedCall:
         scales: those of q, k and v in 8 bits that are one number, by which they are multiplied already.
         declared: the Precision that a kernel declares, whose bound alone decides; None: that of a kernel in `fmt`, or
             of attention written out step by step. block: keys of its tiles.
+        at: the entries, heads and rows of it that are looked at, a part; None: all.
     """
 
     q: Tensor
@@ -69,6 +70,7 @@ class CapturedCall:
     scales: dict[str, float] = field(default_factory=dict)
     declared: Precision | None = None
     block: int = BLOCK
+    at: Places | None = None
 
     @property
     def fmt(self) -> Format:
@@ -141,9 +143,10 @@ class Reader:
         """Indices of entries, heads and rows; all of the dimension that the softmax is over."""
         if self.places is not None and over is None:
             return self.places
-        entries, heads, rows = (
-            spread(count, count if i == over else most) for i, (count, most) in enumerate(zip(shape, self.most))
-        )
+        if self.call.at is not None and over is not None:
+            raise Unfit("softmax: over another dimension than keys a part is coupled to others")
+        axes = zip(self.call.at or [torch.arange(count) for count in shape[:3]], self.most)
+        entries, heads, rows = (x[spread(len(x), len(x) if i == over else most)] for i, (x, most) in enumerate(axes))
         return entries, heads, rows
 
     def _read(self, layout, roles, heads, sources, over):
@@ -151,6 +154,8 @@ class Reader:
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if over == 2 and shape[2] * shape[3] > ALL_ROWS:
             raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
+        if self.call.at is not None and layout:
+            raise Unfit("layout: in another one the places of a part hold other values")
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
         of_key, of_entry = 0 * of_key if heads == "first" else of_key, entries[:, None]

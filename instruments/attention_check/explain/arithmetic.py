@@ -1,17 +1,19 @@
 """Which computation has an output's errors, where the function is known: a format, a carry, a quantised operand."""
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows, attend
 from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
-from attention_check.measure.mistakes import Cause, Worst, mistakes
+from attention_check.measure.mistakes import EXPLAINED, Cause, explained_share
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -23,13 +25,71 @@ from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Fo
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
 ALL_OF_IT = 0.95  # of the squared error: with so much, no other computation is tried
-SINGLE = 1024  # keys: with more, tiles of one take too long
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
+FITTED = 0.02  # of the share that a mistake with a number fitted to the error must explain more than one without
+BIASES = 2.0  # unit roundoffs that outputs are off at most, in the mean, where P and they are rounded to one side
+BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a tile that are tried beside the declared ones
+SINGLE = 1024  # keys: with more, tiles of one take too long
+STEPS = {  # of a Precision, that are in 16 bits
+    "accumulator": ("accumulator",), "sums": ("accumulator", "row_sum"), "row_sum": ("row_sum",),
+    "scores": ("scores",), "inputs": ("inputs",),
+    "every_step": ("scores", "exponent", "probs", "maximum", "factors", "row_sum", "accumulator"),
+}  # fmt: skip
+CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays
-INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+CASTS: dict[str, Callable[[Tensor], Tensor]] = {  # as caches hold k and v; of floats without a scale, or one of 1
     "Q8_0": q8_0, "Q4_0": q4_0, "INT8": partial(by_row, most=127), "INT4": partial(by_row, most=7),
+    **{f"{low.name} without a scale": low for low in (E4M3, E5M2)},
 }  # fmt: skip
+Computed = tuple[str, str, int, Tensor]  # a key of mistakes.ROUNDINGS, a format, tiles, and what the rows are then
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The worst rows of one head, and what a kernel gave for them.
+
+    Attributes:
+        tensors: q (rows, d), k (n_kv, d), v (n_kv, d_v); o, golden (rows, d_v): float64. options: of `CallOptions`, for
+            these rows; the mask is what is added to S, (rows, n_kv).
+        fmt: of the inputs. precision: of a right kernel. block: keys of its tiles.
+    """
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    o: Tensor
+    golden: Tensor
+    options: dict[str, Any]
+    fmt: Format
+    precision: Precision
+    block: int
+
+    @classmethod
+    def of(cls, rows: Rows, golden: Tensor, entry: int, head: int, at: Tensor, *kernel: Any) -> "Worst":
+        """Some rows of a head, by their places among the sampled ones; golden: as `rows.o`."""
+        q, o, golden, bias = (x[entry, head, at] for x in (rows.q, rows.o, golden, rows.bias))
+        k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # they see nothing but numbers
+        options = rows.options() | dict(mask=bias)
+        if "sinks" in options:
+            options["sinks"] = options["sinks"][head : head + 1]
+        return cls((q, k, v), o, golden, options, *kernel)
+
+    def tiled(self, precision: Precision, *tensors: Tensor, size: int = BLOCK, **changed: Any) -> Tensor:
+        """The rows of an emulated kernel, of other tensors and options than the call's where they are given."""
+        options = self.options | changed
+        return kernels.tiled(*(tensors or self.tensors), tiling=Tiling(64, size), precision=precision, **options)
+
+    def causes(self, computed: Iterator[Computed]) -> list[Cause]:
+        """Those that explain PARTLY of the error or more. A number that was fitted to it must earn its place."""
+        found = []
+        for key, fmt, tiles, o in computed:
+            share, factor = explained_share(self.o, self.golden, o), self.bias if key == "bias" else 1.0
+            found.append(Cause(key, share >= EXPLAINED, share - FITTED * (factor != 1), fmt, tiles, factor))
+        return [each for each in found if each.share >= PARTLY]
+
+    @property
+    def bias(self) -> float:
+        """The factor with which attention comes nearest."""
+        return ((self.o * self.golden).sum() / self.golden.square().sum().clamp(min=1e-300)).item()
 
 
 def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Cause | None:
@@ -42,30 +102,29 @@ def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Ca
     Returns:
         Its key is one of mistakes.ROUNDINGS: "kernel" is one of a coarser format, "products" only its products, "cut"
         the same, truncated, "written" and "written_k_scaled" in unfused code; "quantized" is of Q, K, V and P. fmt: a
-        format, a key of SCHEMES or INTEGERS, or SMOOTH.
+        format, a key of SCHEMES or CASTS, or SMOOTH.
     """
     if rows.dialect.softmax or rows.dialect.softcap:  # emulations have attention's softmax
         return None
     golden = attend(rows)
     counted = FiniteMask.of(rows, golden).counted
     error = (rows.o - golden).square().mean(-1).where(counted, 0.0)  # (entries, heads, rows)
-    order, n = error.sum(-1).flatten().argsort(descending=True), error.shape[1]
-    entry, head = divmod(int(order[0]), n)
-    at = error[entry, head].topk(min(2 * MOST_ROWS, int(counted[entry, head].sum()))).indices
+    worst, *more = (divmod(int(i), error.shape[1]) for i in error.sum(-1).flatten().argsort(descending=True)[:2])
+    at = error[worst].topk(min(2 * MOST_ROWS, int(counted[worst].sum()))).indices
     if not len(at):
         return None
-    if len(order) > 1 and counted[divmod(int(order[1]), n)].any():
-        at, other = at[:MOST_ROWS], divmod(int(order[1]), n)
+    if more and counted[more[0]].any():
+        at, other = at[:MOST_ROWS], more[0]
         others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
     else:
-        at, other, others = at[::2], (entry, head), at[1::2]
-    tried = _families(Worst.of(rows, golden, entry, head, at), fmt, precision, block)
-    again = _families(Worst.of(rows, golden, *other, others), fmt, precision, block) if len(others) else None
+        at, other, others = at[::2], worst, at[1::2]
+    first, again = (Worst.of(rows, golden, *of, chosen, fmt, precision, block)
+                    for of, chosen in ((worst, at), (other, others)))  # fmt: skip
     confirmed: list[Cause] = []
-    for i, family in enumerate(tried):  # the cheaper ones first
-        found = [each for each in family if each.share >= PARTLY]
-        if found and again is not None:
-            alike = {(each.key, each.fmt) for each in again[i] if each.share >= PARTLY}
+    for family in (_coarser, _quantized, _steps):  # the cheaper ones first
+        found = first.causes(family(first))
+        if found and len(others):
+            alike = {(each.key, each.fmt) for each in again.causes(family(again))}
             found = [each for each in found if (each.key, each.fmt) in alike]
         confirmed += found
         if any(each.share >= ALL_OF_IT for each in confirmed):
@@ -73,76 +132,74 @@ def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Ca
     return max(confirmed, key=lambda each: each.share, default=None)
 
 
-def _families(worst, fmt, precision, block):
-    """What computations give for some rows of a head."""
-    return [
-        _coarser(worst, fmt, precision.output),
-        *([] if "sinks" in worst.options else [_quantized(worst, fmt, precision.output)]),
-        _known(worst, precision, block),
-    ]
-
-
-def _known(rows: Worst, precision: Precision, block: int) -> Iterator[Cause]:
-    """Single steps in fewer bits."""
-    yield from mistakes(rows, precision, block)
-    n_kv = rows.k.shape[0]
-    if n_kv > SINGLE:
-        return
-    for fmt in (FP16, BF16):  # O carried from key to key, as llama.cpp decodes
-        o = kernels.tiled(
-            rows.q, rows.k, rows.v, tiling=Tiling(64, 1), precision=replace(precision, accumulator=fmt, probs=FP32),
-            **rows.options,
-        )  # fmt: skip
-        yield rows.cause("accumulator", o, fmt.name, n_kv)
-
-
-def _coarser(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
+def _coarser(rows: Worst) -> Iterator[Computed]:
     """A kernel of fewer bits than its inputs have: Q, K, V and P in them, and the answer too."""
-    options = rows.options
+    q, k, v = rows.tensors
     for low in COARSER:
-        if low.precision >= fmt.precision:
+        if low.precision >= rows.fmt.precision:
             continue
+        output, scale = rows.precision.output, rows.options["scale"]
         for key, answer, cut in (("kernel", low, low), ("products", output, low), ("cut", output, truncated(low))):
             precision = replace(Precision.kernel(low), inputs=cut, probs=cut, output=answer)
-            q, k, v = (cut(x) for x in (rows.q, rows.k, rows.v))
-            o = kernels.tiled(q, k, v, tiling=Tiling(64, BLOCK), precision=precision, **options)
-            yield rows.cause(key, o, low.name)
-        scale, exact = rows.options["scale"], replace(Precision.kernel(low), inputs=FP64, output=output)
-        q, v = low(rows.q), low(rows.v)
-        for key, k in (("written", low(rows.k)), ("written_k_scaled", low(rows.k * scale) / scale)):
-            yield rows.cause(key, kernels.reference(q, k, v, precision=exact, **options), low.name)
+            yield key, low.name, 0, rows.tiled(precision, *map(cut, rows.tensors))
+        exact = replace(Precision.kernel(low), inputs=FP64, output=output)
+        for key, low_k in (("written", low(k)), ("written_k_scaled", low(k * scale) / scale)):
+            yield key, low.name, 0, kernels.reference(low(q), low_k, low(v), precision=exact, **rows.options)
 
 
-def _quantized(rows: Worst, fmt: Format, output: Format) -> Iterator[Cause]:
+def _quantized(rows: Worst) -> Iterator[Computed]:
     """Operands in few bits: FP8, block scales, and integers as caches hold them."""
-    q, k, v = rows.q, rows.k, rows.v
-    precision = replace(Precision.kernel(fmt), output=output)
-    settings: dict[str, Any] = rows.options | dict(tiling=Tiling(64, BLOCK), precision=precision)
+    if "sinks" in rows.options:
+        return
+    (q, k, v), precision = rows.tensors, replace(Precision.kernel(rows.fmt), output=rows.precision.output)
     for low in (E4M3, E5M2):
         for key, probs in (("probs", low), ("probs_shifted", OF_P[low.name])):
-            changed: dict[str, Any] = settings | dict(precision=replace(precision, probs=probs))
-            o = kernels.tiled(q, k, v, **changed)
-            yield rows.cause(key, o, low.name)
+            yield key, low.name, 0, rows.tiled(replace(precision, probs=probs))
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:
             continue
         of_all, cache = Quantization.of(scheme), Quantization.cache(scheme)
         for key, operands in ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)), ("quantized_kv", cache):
-            yield rows.cause(key, attention(q, k, v, operands, **settings), scheme)
-    tried = []
-    for scheme, integers in INTEGERS.items():
+            o = attention(q, k, v, operands, tiling=Tiling(64, BLOCK), precision=precision, **rows.options)
+            yield key, scheme, 0, o
+    for scheme, cast in CASTS.items():
         if scheme.endswith("_0") and (q.shape[-1] % GROUP or v.shape[-1] % GROUP):
             continue
-        low_q, low_k, low_v = (integers(x) for x in (q, k, v))
-        tried.append(("quantized_kv", scheme, (q, low_k, low_v)))
-        tried.append(("quantized_qkv", scheme, (low_q, low_k, low_v)))
-        tried.append(("quantized_qk", scheme, (low_q, low_k, v)))
-    for low in (E4M3, E5M2):  # cast as they are: a cache whose scales are all 1
-        low_q, low_k, low_v, unscaled = low(q), low(k), low(v), f"{low.name} without a scale"
-        tried.append(("quantized_kv", unscaled, (q, low_k, low_v)))
-        tried.append(("quantized_qkv", unscaled, (low_q, low_k, low_v)))
-        tried += [("quantized_k", unscaled, (q, low_k, v)), ("quantized_v", unscaled, (q, k, low_v))]
+        low_q, low_k, low_v = map(cast, rows.tensors)
+        operands = dict(kv=(q, low_k, low_v), qkv=(low_q, low_k, low_v), qk=(low_q, low_k, v), k=(q, low_k, v),
+                        v=(q, k, low_v))  # fmt: skip
+        for key, tensors in operands.items():
+            yield f"quantized_{key}", scheme, 0, rows.tiled(precision, *tensors)
     smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
-    for key, scheme, tensors in [*tried, ("quantized_qk", SMOOTH, smooth)]:
-        yield rows.cause(key, kernels.tiled(*tensors, **settings), scheme)
+    yield "quantized_qk", SMOOTH, 0, rows.tiled(precision, *smooth)
+
+
+def _steps(rows: Worst) -> Iterator[Computed]:
+    """Computations that differ from a right one in a step."""
+    precision, mask, n_kv, block = rows.precision, rows.options["mask"], rows.tensors[1].shape[0], rows.block
+    narrow, exact = precision.inputs, replace(precision, output=FP64)  # the answer's rounding would hide the error
+    if not torch.equal(rounded := narrow(mask), mask):
+        due = kernels.golden(*rows.tensors, inputs=narrow, **rows.options | dict(mask=rounded))
+        yield "mask_rounded", "", 0, due
+    if abs(rows.bias - 1) <= BIASES * precision.probs.unit_roundoff:
+        yield "bias", "", 0, rows.bias * rows.golden
+    coarser = {FP16: (FP16, BF16)}.get(narrow, (narrow,)) if narrow.precision < FP32.precision else (TF32, BF16, FP16)
+    for fmt in coarser:
+        for key, steps in STEPS.items():
+            if all(getattr(precision, step).precision <= fmt.precision for step in steps):
+                continue
+            changed, carried = replace(exact, **dict.fromkeys(steps, fmt)), key in CARRIED
+            for size in dict.fromkeys((block, *(size for size in BLOCKS if carried and size < n_kv))):
+                for algorithm in ("fa2", "fa1")[: 1 + carried]:
+                    o = rows.tiled(changed, size=size, algorithm=algorithm)
+                    yield key, fmt.name, -(-n_kv // size) * carried, precision.output(o)
+    if (mask.isfinite() & (mask != 0)).any():  # as ALiBi is that counts from the first key
+        least = mask.masked_fill(mask == -math.inf, math.inf).amin(-1, keepdim=True)
+        counted = narrow(mask - least.where(least < math.inf, 0.0))
+        o = rows.tiled(replace(exact, scores=narrow), size=block, mask=counted)
+        yield "scores", narrow.name, 0, precision.output(o)
+    o = rows.tiled(replace(exact, probs=truncated(precision.probs)), size=block)
+    yield "probs_truncated", precision.probs.name, 0, precision.output(o)
+    for fmt in (FP16, BF16) if n_kv <= SINGLE else ():  # O carried from key to key, as llama.cpp decodes
+        yield "accumulator", fmt.name, n_kv, rows.tiled(replace(precision, accumulator=fmt, probs=FP32), size=1)

@@ -214,10 +214,9 @@ def places_of(call: CapturedCall, sample: Rows) -> tuple[Tensor, Tensor, Tensor]
     """The indices of entries, heads and rows that are looked at."""
     if sample.dialect.softmax in SOFTMAX_OVER:
         return sample.places
-    batch, heads, n_q, n_kv = sample.shape
-    d = call.q.shape[-1] + call.v.shape[-1]
-    most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
-    return torch.arange(batch), torch.arange(heads), spread(n_q, max(min(most, n_q), FEWEST_ROWS))
+    entries, heads, rows = call.at or [torch.arange(count) for count in sample.shape[:3]]
+    products = len(entries) * len(heads) * sample.shape[3] * (call.q.shape[-1] + call.v.shape[-1])
+    return entries, heads, rows[spread(len(rows), max(int(PRODUCTS / max(products, 1)), FEWEST_ROWS))]
 
 
 def parts(call: CapturedCall, sample: Rows, places: tuple[Tensor, Tensor, Tensor]) -> Iterator[Rows]:

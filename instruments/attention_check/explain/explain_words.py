@@ -180,11 +180,10 @@ def _times(count):
 
 
 def _rounding(found, name):
-    rest = " Nothing to fix." if found.is_rounding else ""
     exact = f"as exact as {found.fmt} allows"
     if found.times_bound is not None and found.times_bound > 1:
         exact = f"as exact as plain attention that rounds S and P to {found.fmt}; fused kernels are more exact"
-    yield f"{name} is attention of q, k and v, {exact}.{rest}"
+    yield f"{name} is attention of q, k and v, {exact}.{' Nothing to fix.' * found.is_rounding}"
     yield from _bound(found)
 
 
@@ -193,100 +192,88 @@ def _convention(found, name):
         yield f"{name} is {what(found.dialect)}, and 0 in rows of padding, whose own keys the mask hides."
         return
     yield f"{name} is right under another convention: it is {what(found.dialect)}."
-    yield from _believed(found)
-    yield from _bound(found)
-    yield from _selects(found)
+    yield from (*_believed(found), *_bound(found), *_selects(found))
 
 
 def _precision(found, name):
     arithmetic = f": {_computation(found.arithmetic)}" if found.arithmetic else ""
     yield f"{name} is {what(found.dialect)}, in coarser arithmetic than its {found.fmt} inputs allow{arithmetic}."
-    if found.dialect:
-        yield from _believed(found)
+    yield from _believed(found) if found.dialect else ()
     yield f"Its error is {found.residual:.2g} of its size."
     yield from _bound(found)
     if found.arithmetic is None:
         yield "It is about the same in every row, and no computation that was tried has it: it may be another function."
 
 
+BUGS = {  # a field of an Explanation -> what is said where it has a value, in their order
+    "hidden_nan": "{name} hides NaN: {nan} finite, though q, or what is seen of k and v, is not.{they}",
+    "nan_rows": "{name} is wrong in its NaN: {nan} not finite, though all that is seen is.{they}\n"
+    "Where whole blocks of keys are hidden, exp(-inf + inf) makes NaN; else look for an overflow.",
+    "dropout": "{name} is {what} with dropout left on, of about {found.dropout:.0%} of the weights.\n"
+    "Solved for its weights, each is 0, or the same multiple of what it should be.",
+    "constant": "Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant.",
+    "zero": "{name} is {what}, but 0 in {where}, which see keys.",
+    "spans": "{name} is {what}, but of other keys: {spans}.\n"
+    "So it is right to rounding; under your options it is off by {found.believed:.2g} of its size.",
+    "page": "{name} is {what}, but in place of {page[0]} it reads {page[1]}: a wrong page.\nIt is wrong in {where}.",
+    "inside": "{name} is {what}, but wrong in {where}.",
+    "tiles": "{name} is {what}, but {rule}.",
+    "where": "{name} is {what}, but wrong in {where}.\n"
+    "Over all rows that were tried it is off by {found.residual:.2g} of its size.",
+}
+
+
 def _bug(found, name):
-    if found.hidden_nan:
-        yield f"{name} hides NaN: {_rows(found.hidden_nan)} finite, though q, or what is seen of k and v, is not."
-        yield from _they(found)
-        return
-    if found.nan_rows:
-        yield f"{name} is wrong in its NaN: {_rows(found.nan_rows)} not finite, though all that is seen is."
-        yield from _they(found)
-        yield "Where whole blocks of keys are hidden, exp(-inf + inf) makes NaN; else look for an overflow."
-        return
-    if found.dropout:
-        yield f"{name} is {what(found.dialect)} with dropout left on, of about {found.dropout:.0%} of the weights."
-        yield "Solved for its weights, each is 0, or the same multiple of what it should be."
-        return
-    if found.constant is not None:
-        yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
-        return
-    if found.zero:
-        yield f"{name} is {what(found.dialect)}, but 0 in {_where(found.where)}, which see keys."
-        if found.residual > NEAR:
-            yield f"Without these rows it is off by {found.residual:.2g} of its size."
-        return
-    if found.spans:
-        yield f"{name} is {what(found.dialect)}, but of other keys: {_spans(found.spans)}."
-        yield f"So it is right to rounding; under your options it is off by {found.believed:.2g} of its size."
-        return
-    if found.page is not None:
-        page = found.page
-        own, read = (f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in
-                     ((page.entry, page.first), (page.of_entry, page.of_first)))  # fmt: skip
-        yield f"{name} is {what(found.dialect)}, but in place of {own} it reads {read}: a wrong page."
-        yield f"It is wrong in {_where(found.where)}."
-        return
-    if found.inside is not None:
-        entry, heads, inner = found.inside
-        runs = [[*run] for _, run in groupby(enumerate(heads), key=lambda each: each[1] - each[0])]
-        ranges = [(run[0][1], run[-1][1]) for run in runs]
-        place = f"entry {entry}, " * (found.where.of[0] > 1) + f"head{'s' * (len(heads) > 1)} {_listed(ranges)}"
-        yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
-        _, (first, *rest) = groups(inner, f"There ({place}) it")[0]
-        yield from (first, *rest)
-        return
-    if found.tiles is not None:
-        yield f"{name} is {what(found.dialect)}, but {TILES[found.tiles.rule].format(size=found.tiles.size)}."
+    kind = next((kind for kind in BUGS if getattr(found, kind) != getattr(Explanation, kind)), "")
+    if kind:
+        where, page, tiles = found.where, found.page, found.tiles
+        parts = ((page.entry, page.first), (page.of_entry, page.of_first)) if page else ()
+        said = BUGS[kind].format(
+            found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
+            nan=_rows(found.hidden_nan or found.nan_rows), rule=tiles and TILES[tiles.rule].format(size=tiles.size),
+            page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
+            they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
+        )  # fmt: skip
+        yield from said.splitlines()
+    if kind == "zero" and found.residual > NEAR:
+        yield f"Without these rows it is off by {found.residual:.2g} of its size."
+    elif kind == "inside":
+        yield from _inside(found)
+    elif kind == "tiles":
         yield from _tiles(found)
-        return
-    if found.where is not None:
-        yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
-        if found.part is not None:
-            yield f"There it is {what(found.part)}."
-        yield f"Over all rows that were tried it is off by {found.residual:.2g} of its size."
+    elif kind == "where":
         yield from _nearest(found)
-        return
+    elif not kind:
+        yield from _everywhere(found, name)
+
+
+def _inside(found):
+    """What a wrong part is by itself."""
+    entry, heads, inner = found.inside
+    runs = [[*run] for _, run in groupby(enumerate(heads), key=lambda each: each[1] - each[0])]
+    several, some = found.where.of[0] > 1, len(heads) < found.where.of[1]
+    ranges = _listed([(run[0][1], run[-1][1]) for run in runs])
+    place = [f"entry {entry}"] * several + [f"head{'s' * (len(heads) > 1)} {ranges}"] * (some or several)
+    yield from groups(inner, " ".join(["There", *[f"({', '.join(place)})"] * bool(place), "it"]))[0][1]
+
+
+def _everywhere(found, name):
+    """Of an output that is another one in all rows."""
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}."
-        yield from _lost(found)
-        yield from _believed(found)
-        yield from _bound(found)
+        yield from (*_lost(found), *_believed(found), *_bound(found))
         if found.arithmetic:
             yield f"What has its error: {_computation(found.arithmetic)}."
-        if found.dialect == dict(causal="bottom_right"):
-            yield "It hides keys that your mask shows."
-        else:
-            yield from _selects(found)
-        return
-    if found.residual <= NEAR:
+        hides = found.dialect == dict(causal="bottom_right")
+        yield from ["It hides keys that your mask shows."] if hides else _selects(found)
+    elif found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}, but not to rounding: it is off by {found.residual:.2g} of its size."
-        yield from _bound(found)
-        yield from _noise(found)
-        yield from _nearest(found)
-        return
-    size = f"{found.residual:.0%} of" if found.residual < 10 else f"{found.residual:.2g} times"
-    yield f"{name} is no attention of these q, k and v that was tried: it is off by {size} its size."
-    yield from _noise(found)
-    yield from _nearest(found)
-    yield OUT_OF_SIGHT
-    if found.short:
-        yield from SHORT_CALL.format(keys=found.short).splitlines()
+        yield from (*_bound(found), *_noise(found), *_nearest(found))
+    else:
+        size = f"{found.residual:.0%} of" if found.residual < 10 else f"{found.residual:.2g} times"
+        yield f"{name} is no attention of these q, k and v that was tried: it is off by {size} its size."
+        yield from (*_noise(found), *_nearest(found), OUT_OF_SIGHT)
+        yield from SHORT_CALL.format(keys=found.short).splitlines() if found.short else ()
 
 
 def _spans(spans):
@@ -367,19 +354,10 @@ def _computation(found: Cause) -> str:
 def _where(where: WrongRegions) -> str:
     axes = ("entry", "entries", where.entries), ("head", "heads", where.heads), ("row", "rows", where.rows), (
         "feature", "features", where.features)  # fmt: skip
-    parts = [f"{one if _is_one(ranges) else many} {_listed(ranges)}" for one, many, ranges in axes if ranges]
+    single = [len(ranges) == 1 and len({*ranges[0]}) == 1 for *_, ranges in axes]
+    parts = [f"{name[not one]} {_listed(name[2])}" for name, one in zip(axes, single) if name[2]]
     share = "under 1%" if where.share < 0.005 else f"{where.share:.0%}"
     return f"{', '.join(parts) or 'places without a pattern'} ({share} of the rows)"
-
-
-def _is_one(ranges):
-    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
-
-
-def _they(found):
-    """Where rows are that are finite and should not be, or the other way."""
-    if found.where is not None and found.where.is_known:
-        yield f"They are in {_where(found.where)}."
 
 
 def _rows(count):

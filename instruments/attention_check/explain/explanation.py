@@ -3,18 +3,19 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend
+from attention_check.conventions.attention import Dialect, attend
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
-from attention_check.conventions.search import FEW, NEAR, PART, UNITS, FiniteMask, Fit, fit, search
+from attention_check.conventions.search import NEAR, PART, UNITS, FiniteMask, Fit, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, scan
@@ -26,15 +27,13 @@ from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
-OF_ALL = ("sources", "heads", "alibi")  # aspects that count entries or heads: those of a part are others
+OF_ALL = {"sources", "heads", "alibi"}  # aspects that count entries or heads: those of a part are others
 SUSPECTS = 256  # rows of a head, at most, that are looked at again
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
-CANDIDATES = 20  # dialects that are tried on the wrong part
 GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "softmax", "factor"}  # aspects in which a
 # dialect may be near to another one, so that being near is no evidence
 MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
-EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
 
 
@@ -46,22 +45,20 @@ def explanation(call: CapturedCall) -> Explanation:
     """
     outcome = Distance.of(call, Dialect()) if _fits(call, Dialect()) else None
     exact = outcome and outcome.is_rounding and outcome.is_counted and (outcome.times_bound or 0.0) <= 1
-    if not (exact or call.stated or call.declared) and (
-        low := on_grid(call.q, call.k, call.v)
-    ):  # of a kernel in 8 bits
-        as_low, believed = replace(call, stated=low), outcome.residual if outcome else math.inf
-        found = _right(as_low, holding(as_low, search(as_low)), believed)
+    if not (exact or call.stated or call.declared) and (low := on_grid(call.q, call.k, call.v)):  # a kernel of 8 bits
+        as_low = replace(call, stated=low)
+        found = _right(as_low, holding(as_low, search(as_low)), outcome.residual if outcome else math.inf)
         if found and found.verdict in (Verdict.ROUNDING, Verdict.CONVENTION):
             return found
     if outcome is not None and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
         return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
     if outcome is not None and (zero := _zero_rows(call)):
         return zero
-    fits = search(call)
+    fits, rated = search(call), list[Rated]()
     if outcome is None and not any(each.residual_by_row.numel() for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
-    rated: list[Rated] = []
     found = _diagnose(call, outcome, fits, holding(call, fits, rated))
+    assert found is not None  # of a whole call
     rated += [(each.dialect, each.residual) for each in fits]
     tried = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
     return replace(found, tried=tuple((dialect.changes(), off) for dialect, off in tried.items()))
@@ -98,67 +95,135 @@ def cause_of(
     return Cause(keys_of(found.dialect), found.residual <= NEAR, share, factor=factor)
 
 
-def _diagnose(call: CapturedCall, outcome: Distance | None, fits: list[Fit], holds: Iterator[Rated]) -> Explanation:
-    """Explain an output that is no rounding as believed. Another dialect is named only where it holds: all sampled rows
-    are within rounding of it, or within a computation in fewer bits that is confirmed, or PART of them are, and the
-    others lie apart.
+def _diagnose(
+    call: CapturedCall, outcome: Distance | None, fits: list[Fit], holds: Iterator[Rated]
+) -> Explanation | None:  # fmt: skip
+    """Explain an output that is no rounding as believed, or a part of it. Another dialect is named only where it holds:
+    all sampled rows are within rounding of it, or of it in fewer bits, if that is confirmed, or PART of them are, and
+    the others lie apart.
 
     Args:
         outcome: of the believed dialect; None where its shapes make no call. fits: of `search`. holds: of `holding`.
+
+    Returns:
+        None for a part of which nothing is found.
     """
-    believed = outcome.residual if outcome else math.inf
-    numbers, value = None, call.o.flatten()[0].item()
-    if not math.isnan(value) and (call.o == value).all():
-        numbers = outcome or Distance.of(call, fits[0].dialect)
-        return numbers.explained(Verdict.BUG, believed, constant=value)
+    believed, best, is_part = outcome.residual if outcome else math.inf, fits[0].dialect, call.at is not None
+    explained, value = partial(Distance.explained, verdict=Verdict.BUG, believed=believed), call.o.flatten()[0].item()
+    if not is_part and not math.isnan(value) and (call.o == value).all():
+        return explained(outcome or Distance.of(call, best), constant=value)
     if right := _right(call, holds, believed):
         return right
     if outcome and (spans := last_keys(call)):
-        return outcome.explained(Verdict.BUG, believed, spans=spans)
-    best = fits[0].dialect
-    numbers = outcome if outcome and best == Dialect() else Distance.of(call, best)
-    if numbers.nan_rows or numbers.hidden_nan:
-        numbers = outcome or numbers
-        return _not_finite(scan(call, numbers.rows), numbers, believed)
-    if numbers.residual <= COARSE:
-        fmt = call.precision.output if call.stated in OF_P else call.fmt
-        found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block)
-        near = NEAR if not best.changes().keys() & GRADUAL else 0.0
-        if all(change in BY_CHOICE for change in best.changes().items()):
-            near = max(near, min(NEAR, MUCH * believed))
-        alike = numbers.is_even and numbers.residual <= near
-        alike = alike and (bool(best.changes()) or (numbers.times_bound or 0.0) <= BOUNDS)
-        if found or alike and not wrong_tiles(call, best):
-            verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
-            return _verdict_if_uniform(call, numbers, verdict, believed, found)
-    looked_at = scan(call, outcome.rows) if outcome else None
-    if outcome and looked_at and (apart := _apart(call, outcome, looked_at, believed)):
-        return apart
-    for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
-        if of_weights := _of_weights(call, dialect, believed):
-            return of_weights
+        return explained(outcome, spans=spans)
+    numbers = outcome if outcome and (is_part or best == Dialect()) else Distance.of(call, best)
+    found = None
+    if not is_part:
+        if numbers.nan_rows or numbers.hidden_nan:
+            return _not_finite(scan(call, (outcome or numbers).rows), outcome or numbers, believed)
+        if coarser := _coarser(call, numbers, believed):
+            return coarser
+        found = scan(call, outcome.rows) if outcome else None
+        if outcome and found and (apart := _apart(call, outcome, found, believed)):
+            return apart
+    for dialect in dict.fromkeys((Dialect(), numbers.rows.dialect) if outcome else (best,)):
+        if solved := wrong_tiles(call, dialect):
+            tiles, rows, wrong = solved
+            where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+            return explained(Distance.of(call, dialect), tiles=tiles, where=where)
+        if share := dropped(call.rows(dialect)):
+            return explained(Distance.of(call, dialect), dropout=share)
+    if is_part:
+        return None
     if outcome and (features := _wrong_features(outcome)):
-        return outcome.explained(Verdict.BUG, believed, where=features)
+        return explained(outcome, where=features)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
     # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
-    tried = [numbers] if right >= PART or outcome is None else []
-    if outcome and all(each is not outcome for each in tried):
-        tried.append(outcome)
-    found, where, part, is_known = looked_at, None, None, False
-    for numbers in tried:
-        found = looked_at if looked_at and numbers is outcome else scan(call, numbers.rows)
-        where, part = None, None
-        wrong = _wrong(found.residual_by_row, numbers.rounding)
+    where = None
+    tried = [numbers] * (right >= PART or outcome is None) + [outcome or numbers]
+    for numbers in tried[: 1 + (tried[0] is not tried[-1])]:
+        found = found if found and numbers is outcome else scan(call, numbers.rows)
+        wrong, where = _wrong(found.residual_by_row, numbers.rounding), None
         rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]
         if rest.numel() and rest.median() <= UNLIKE * numbers.rounding:  # the others are attention
-            where, part = _located(call, found, wrong, numbers, fits)
-        if is_known := where is not None and where.is_known:
+            where = _located(found, wrong, numbers)
+        if where is not None and where.is_known:
             break
-    like = None if is_known else noise(numbers.rows)
+    like = None if where is not None and where.is_known else noise(numbers.rows)
     keys, features = numbers.rows.v.shape[-2:]
     short = features // 2 if where is None and keys > features // 2 else 0  # with as many, v may be ill-conditioned
-    count = found and found.count
-    return numbers.explained(Verdict.BUG, believed, count, where=where, part=part, noise=like, short=short)
+    return explained(numbers, looked_at=found and found.count, where=where, noise=like, short=short)
+
+
+def _coarser(call: CapturedCall, numbers: Distance, believed: float) -> Explanation | None:
+    """An output that is near a dialect, in which a computation in fewer bits has its error, or all rows are alike."""
+    if numbers.residual > COARSE:
+        return None
+    best, fmt = numbers.rows.dialect, call.precision.output if call.stated in OF_P else call.fmt
+    found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block)
+    near = NEAR if not best.changes().keys() & GRADUAL else 0.0
+    if all(change in BY_CHOICE for change in best.changes().items()):
+        near = max(near, min(NEAR, MUCH * believed))
+    alike = numbers.is_even and numbers.residual <= near
+    alike = alike and (bool(best.changes()) or (numbers.times_bound or 0.0) <= BOUNDS)
+    if not (found or alike and not wrong_tiles(call, best)):
+        return None
+    verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
+    return _verdict_if_uniform(call, numbers, verdict, believed, found)
+
+
+def _apart(
+    call: CapturedCall, numbers: Distance, found: Scan, believed: float, wrong: Tensor | None = None
+) -> Explanation | None:  # fmt: skip
+    """Of an output that is right in some entries and heads, or else rows, as believed, and wrong in others: what one of
+    these parts is by itself; None where nothing is found, or all are right or wrong.
+
+    Args:
+        found: its `scan`. wrong: which rows are, bool like its residuals; None: those UNLIKE times what is rounding.
+    """
+    finite = found.residual_by_row.isfinite()
+    wrong = finite & (found.residual_by_row > UNLIKE * numbers.rounding) if wrong is None else wrong
+    bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
+    if call.at is not None or numbers.rows.dialect.changes() or bad.shape != call.q.shape[:2] or not wrong.any():
+        return None
+    of_heads, where = bool(bad.any() and not bad.all()), _located(found, wrong, numbers)
+    if not of_heads and not (where and where.rows and wrong.sum() <= (1 - OUT) * finite.sum()):
+        return None
+    explained = partial(numbers.explained, Verdict.BUG, believed, found.count, where=where)
+    entry = int((bad if of_heads else wrong.any(-1)).any(1).nonzero()[0])
+    heads, rows = bad[entry].nonzero().flatten(), found.places[2]
+    if of_heads:
+        solved = wrong_tiles(call, Dialect()) if call.options.get("sinks") is not None else None
+        if solved and solved[0].rule in OF_SINKS:
+            return None  # where a sink is small, a wrong one changes little
+        own = own_sources(call, Dialect())
+        moved = _right(call, iter([(own, 0.0)]), believed) if own.changes() else None
+        if moved and moved.where is None:
+            return moved
+        if page := foreign_page(call, entry):
+            return explained(page=page)
+    else:
+        heads = wrong[entry].any(-1).nonzero().flatten()
+        rows = rows[wrong[entry].any(0)]
+    first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
+    for of in (heads, first) if len(first) < len(heads) else (heads,):
+        own = replace(call, at=(torch.tensor([entry]), of, rows))
+        fits = search(own)
+        inner = _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
+        if inner is None or inner.dialect.keys() & OF_ALL or inner.tiles and not of_heads:
+            continue
+        if inner.spans or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
+            return explained(inside=(entry, tuple(of.tolist()), inner))
+    return None
+
+
+def _located(found: Scan, wrong_rows: Tensor, numbers: Distance) -> WrongRegions | None:
+    """The wrong part of an output, of its wrong rows; None where none are, or all."""
+    if not wrong_rows.any() or wrong_rows[found.residual_by_row.isfinite()].all():
+        return None
+    least = min(numbers.rounding, UNITS * numbers.fmt.unit_roundoff)
+    wrong = (found.errors > 3 * least) & wrong_rows[..., None]
+    return wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
 
 
 def _wrong_features(numbers: Distance) -> WrongRegions | None:
@@ -209,72 +274,6 @@ def _zero_rows(call: CapturedCall) -> Explanation | None:
     return replace(found, verdict=Verdict.BUG, zero="rows", where=where)
 
 
-def _apart(call: CapturedCall, numbers: Distance, found: Scan, believed: float) -> Explanation | None:
-    """Of an output that is right in some entries or heads, as believed, and wrong in others: what one of these is by
-    itself; None where nothing is found, or all are right or wrong. found: its `scan`."""
-    finite = found.residual_by_row.isfinite()
-    wrong = finite & (found.residual_by_row > UNLIKE * numbers.rounding)
-    bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
-    if not bad.any() or bad.all() or bad.shape != call.q.shape[:2]:
-        return None
-    solved = wrong_tiles(call, Dialect()) if call.options.get("sinks") is not None else None
-    if solved and solved[0].rule in OF_SINKS:
-        return None  # where a sink is small, a wrong one changes little
-    own = own_sources(call, Dialect())
-    moved = _right(call, iter([(own, 0.0)]), believed) if own.changes() else None
-    if moved and moved.where is None:
-        return moved
-    where = wrong_regions(
-        wrong[..., None].expand_as(found.errors), found.places, (*numbers.rows.shape[:3], call.o.shape[-1])
-    )
-    entry = int(bad.any(1).nonzero()[0])
-    heads = bad[entry].nonzero().flatten()
-    first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
-    if page := foreign_page(call, entry):
-        return numbers.explained(Verdict.BUG, believed, found.count, page=page, where=where)
-    for of in (heads, first) if len(first) < len(heads) else (heads,):
-        inner = _inside(_part_of(call, torch.tensor([entry]), of))
-        if inner is not None:
-            inner = replace(inner, spans=tuple(replace(span, entry=entry) for span in inner.spans))
-            inside = entry, tuple(of.tolist()), inner
-            return numbers.explained(Verdict.BUG, believed, found.count, inside=inside, where=where)
-    return None
-
-
-def _inside(own: CapturedCall) -> Explanation | None:
-    """What a part of a call is by itself; None where nothing is found."""
-    numbers = Distance.of(own, Dialect())
-    found = _right(own, holding(own, search(own)), numbers.residual)
-    if found is not None:
-        named = found.where is None and found.dialect and found.dialect.keys().isdisjoint(OF_ALL)
-        return found if named else None
-    if spans := last_keys(own):
-        return numbers.explained(Verdict.BUG, spans=spans)
-    return _of_weights(own, Dialect(), numbers.residual)
-
-
-def _of_weights(call: CapturedCall, dialect: Dialect, believed: float) -> Explanation | None:
-    """What an output is whose tiles of keys have wrong weights, or lost some to dropout; None where neither holds."""
-    if solved := wrong_tiles(call, dialect):
-        tiles, rows, wrong = solved
-        where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
-        return Distance.of(call, dialect).explained(Verdict.BUG, believed, tiles=tiles, where=where)
-    share = dropped(call.rows(dialect))
-    return Distance.of(call, dialect).explained(Verdict.BUG, believed, dropout=share) if share else None
-
-
-def _part_of(call: CapturedCall, entries: Tensor, heads: Tensor) -> CapturedCall:
-    """The call of some entries and heads of q alone, each head with k and v of its own."""
-    options, of_k = dict(call.options), heads * call.k.shape[1] // call.q.shape[1]
-    for dim, at, count in (-4, entries, call.q.shape[0]), (-3, heads, call.q.shape[1]):
-        if (mask := options.get("mask")) is not None and mask.ndim >= -dim and mask.shape[dim] == count:
-            options["mask"] = mask.index_select(dim, at.to(mask.device))
-    if options.get("sinks") is not None:
-        options["sinks"] = options["sinks"].reshape(-1)[heads]
-    q, o, k, v = (x[entries][:, of] for x, of in ((call.q, heads), (call.o, heads), (call.k, of_k), (call.v, of_k)))
-    return replace(call, q=q, k=k, v=v, o=o, options=options)
-
-
 def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Explanation | None:
     """An output in the first dialect in which the sampled rows are right; None where there is none."""
     for dialect, _ in holds:
@@ -298,12 +297,13 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
         return _not_finite(found, numbers, believed)
     wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
-        if verdict == Verdict.ROUNDING and (zero := _zero_rows(call)):  # of others it was asked before
+        if (
+            verdict == Verdict.ROUNDING and call.at is None and (zero := _zero_rows(call))
+        ):  # of others it was asked before
             return zero
-        where, part = _located(call, found, wrong, numbers, [])
-        if not numbers.rows.dialect.changes() and (apart := _apart(call, numbers, found, believed)):
+        if apart := _apart(call, numbers, found, believed, wrong):
             return apart
-        return numbers.explained(Verdict.BUG, believed, found.count, where=where, part=part)
+        return numbers.explained(Verdict.BUG, believed, found.count, where=_located(found, wrong, numbers))
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 
 
@@ -356,40 +356,6 @@ def _rows_over_bound(call: CapturedCall, found: Scan, numbers: Distance) -> Tens
         if over is not None:
             wrong[i, j, at] = over[0, 0] > max(1.0, UNLIKE * numbers.times_bound)
     return wrong
-
-
-def _located(
-    call: CapturedCall, found: Scan, wrong_rows: Tensor, numbers: Distance, fits: list[Fit]
-) -> tuple[WrongRegions | None, dict[str, Any] | None]:
-    """The wrong part of an output, and the dialect in which it is right.
-
-    Args:
-        wrong_rows: bool, like `found.residual_by_row`. fits: of `search`.
-    """
-    if not wrong_rows.any() or wrong_rows[found.residual_by_row.isfinite()].all():
-        return None, None
-    least, (batch, heads, n_q, _) = min(numbers.rounding, UNITS * numbers.fmt.unit_roundoff), numbers.rows.shape
-    wrong = (found.errors > 3 * least) & wrong_rows[..., None]
-    where = wrong_regions(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
-    if not where.is_known:  # rows here and there: where one weight takes all, many maps give the same
-        return where, None
-    at = [indices.unique() for indices in wrong_rows.nonzero(as_tuple=True)]
-    entries, heads_at, rows_at = (
-        each[on_axis[spread(len(on_axis), most)]] for each, on_axis, most in zip(found.places, at, FEW)
-    )
-    places = entries, heads_at, rows_at
-    others = sorted(fits, key=lambda each: (len(each.dialect.changes()), each.residual))[:CANDIDATES]
-    for each in others:
-        same = each.dialect == numbers.rows.dialect
-        if same or each.dialect.layout != numbers.rows.dialect.layout or each.dialect.softmax in SOFTMAX_OVER:
-            continue  # in another layout the places are other values
-        try:
-            other = fit(call.rows(each.dialect, places=places)).residual_by_row
-        except Unfit:
-            continue
-        if (other <= UNLIKE * numbers.rounding).double().mean() >= EXPLAINS:
-            return where, each.dialect.changes()
-    return where, None
 
 
 def _wrong(residual_by_row: Tensor, least: float) -> Tensor:

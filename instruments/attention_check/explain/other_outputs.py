@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -55,6 +55,7 @@ class RightGradients:
         groups: the query heads that share a head of k and v, of each entry that is looked at, of `across` heads of k
             and v each. values: their gradients. spreads: how far those of a right kernel may be from them.
         count: of groups that the call has. cost: multiplications of one. strength: as of `spreads`.
+        choices: conventions that they may follow where the output does not. made: `_other_gradients` of groups.
     """
 
     call: CapturedCall
@@ -66,9 +67,11 @@ class RightGradients:
     count: int
     cost: int
     strength: float
+    choices: list[Convention]
+    made: dict[int, list[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, call: CapturedCall, dialect: Dialect) -> "RightGradients":
+    def of(cls, call: CapturedCall, dialect: Dialect, choices: list[Convention]) -> "RightGradients":
         """
         Raises:
             Unfit: there are no gradients of the dialect, or they are too many to compute.
@@ -85,7 +88,7 @@ class RightGradients:
         values = [gradients(each.rows, each.dO, each.dlse) for each in groups]
         known = dialect.is_standard
         found = [spreads(each.rows, each.dO, call.fmt, strength, each.dlse) for each in groups] if known else []
-        return cls(call, dialect, groups, len(across), values, found, batch * kv_heads, cost, strength)
+        return cls(call, dialect, groups, len(across), values, found, batch * kv_heads, cost, strength, choices)
 
     def bounds(self, name: str) -> Tensor:
         """How far a right gradient may be off, like `of_heads`: the derived bound; in a dialect that no kernel computes
@@ -136,11 +139,8 @@ class RightGradients:
         return entries, heads, torch.arange(self.values[0][name].shape[-2])
 
 
-def gradient(right: RightGradients, name: str, choices: list[Convention]) -> OtherOutput:
-    """What one gradient is.
-
-    Args:
-        name: of GRADIENTS. choices: conventions that it may follow where the output does not.
+def gradient(right: RightGradients, name: str) -> OtherOutput:
+    """What one gradient is. name: of GRADIENTS.
 
     Raises:
         Unfit: its shape is not that of the tensor that it is of.
@@ -164,9 +164,9 @@ def gradient(right: RightGradients, name: str, choices: list[Convention]) -> Oth
         if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
             where = wrong_regions(rows.expand_as(x), right.places(name), right.shape(name))
             return as_output(verdict=Verdict.BUG, change=value, where=where)
-    for made in (partial(_other_gradients, choices=choices), _of_another_delta, _of_parts):
-        likely = made(right, name, x, worst)
-        tried = [(_residual(*each), change, more) for change, *each, more in likely]
+    own = _of_group(right, name, x, worst)
+    for made in (_like_others, _of_another_delta, _of_parts):
+        tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, own, worst)]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
         if least <= near:
             return as_output(verdict=Verdict.PRECISION if change == "scores" else Verdict.BUG, change=change, **more)
@@ -192,58 +192,63 @@ def _in_a_known_shape(right: RightGradients, name: str) -> tuple[Tensor, str]:
     raise Unfit(f"its shape is {tuple(right.call.others[name].shape)}, where {shape} is due, that of {of}")
 
 
-def _other_gradients(
-    right: RightGradients, name: str, x: Tensor, worst: int, choices: list[Convention]
-) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Any]]]:
-    """Wrong gradients to compare with: the key of a mistake, the given gradient of one group, the one that the mistake
-    makes, and fields of an OtherOutput."""
-    group, values, x = right.groups[worst], right.values[worst], _of_group(right, name, x, worst)
+Alternative = tuple[str, Tensor, Tensor, dict[str, Any]]  # the key of a mistake, the given gradient of a group, or
+# some of its features, what the mistake makes of them, and fields of an OtherOutput
 
-    def of(rows: Rows = group.rows, dO: Tensor = group.dO) -> Tensor:
-        return gradients(rows, dO, group.dlse)[name]
 
-    heads = group.dO.shape[1]  # that share keys
+def _like_others(right: RightGradients, name: str, x: Tensor, worst: int) -> Iterator[Alternative]:
+    """A gradient x of a group times a number, another tensor's, and those of `_other_gradients`."""
+    group, values = right.groups[worst], right.values[worst]
     factor = ((x * values[name]).sum() / values[name].square().sum().clamp(min=1e-300)).item()
     if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
-        scale = group.rows.scale if name != "dv" else 1.0
-        known = {"unscaled": 1 / scale, "scaled_twice": scale, "mean_of_heads": 1.0 if name == "dq" else 1 / heads}
+        scale, heads = group.rows.scale if name != "dv" else 1.0, 1 if name == "dq" else group.dO.shape[1]
+        known = {"unscaled": 1 / scale, "scaled_twice": scale, "mean_of_heads": 1 / heads}
         like = [key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)]
         yield like[0] if len(like) == 1 else "factor", x, factor * values[name], dict(factor=factor)
-    other = {"dq": "dk", "dk": "dq"}.get(name, "")
-    if other and values[other].shape == x.shape:
-        yield "of_the_other", x, values[other], {}
-    if (other := {"dk": "dv", "dv": "dk"}.get(name)) and values[other].shape == x.shape:
-        yield "exchanged", x, values[other], {}
-    for head in range(heads if heads > 1 and name != "dq" and group.dlse is None else 0):
-        yield "of_one_head", x, of(dO=group.dO * (torch.arange(heads) == head)[:, None, None]), {}
-    is_capped = group.rows.softcap is not None and group.rows.dialect.is_standard
-    for times in (0, 2) if is_capped and name != "dv" else ():
-        bent = gradients(group.rows, group.dO, group.dlse, partial(bent_again, times=times))[name]
-        yield f"softcap_{times}", x, bent, {}
-    if group.dlse is not None and name != "dv":
-        yield "without_dlse", x, gradients(group.rows, group.dO)[name], {}
-    if group.rows.dialect.is_standard:
-        dlse = 0.0 if group.dlse is None else group.dlse
-        delta = deltas(group.rows, group.dO)
-        if name != "dv":
-            yield "without_delta", x, gradients(group.rows, group.dO, 0 * delta + dlse, before_the_sum)[name], {}
-        if group.dlse is None and group.rows.softcap is None:
-            yield "unmasked", x, _recomputed(group, masked=False)[name], {}
-            yield "not_divided", x, _recomputed(group, divided=False)[name], {}
-        rounded = partial(before_the_sum, fmt=right.call.fmt)
-        yield "scores", x, gradients(group.rows, group.dO, dlse - delta, rounded)[name], {}
-    dO = turned(right.call, right.dialect, "dO", "o")
-    batch, heads, n, d = dO.shape
-    entries, heads_at, _ = group.rows.places
-    for memory in (dO.reshape(batch, n, heads, d).transpose(1, 2), dO.transpose(1, 2).reshape(dO.shape)):
-        yield "dO_in_memory_order", x, of(dO=memory[entries][:, heads_at].double().cpu()), {}
-    for each in choices[: int(4 * PRODUCTS / max(right.cost, 1))]:
+    for key, other in (("of_the_other", {"dq": "dk", "dk": "dq"}), ("exchanged", {"dk": "dv", "dv": "dk"})):
+        if name in other and values[other[name]].shape == x.shape:
+            yield key, x, values[other[name]], {}
+    right.made[worst] = right.made.get(worst) or _other_gradients(right, worst)
+    for key, made, more in right.made[worst]:
+        if name in made:
+            yield key, x, made[name], more
+
+
+def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[str, Tensor], dict[str, Any]]]:
+    """The gradients of a group that mistakes make: key, name -> gradient of those that it changes, and fields of an
+    OtherOutput."""
+    group, made = right.groups[worst], []
+    rows, dO, dlse = group.rows, group.dO, group.dlse
+    standard, heads = rows.dialect.is_standard, dO.shape[1]  # that share keys
+
+    def add(key, found, names="dq dk dv", **more):
+        made.append((key, {name: found[name] for name in names.split()}, more))
+
+    for head in range(heads if heads > 1 and dlse is None else 0):
+        add("of_one_head", gradients(rows, dO * (torch.arange(heads) == head)[:, None, None]), "dk dv")
+    for times in (0, 2) if rows.softcap is not None and standard else ():
+        add(f"softcap_{times}", gradients(rows, dO, dlse, partial(bent_again, times=times)), "dq dk")
+    if dlse is not None:
+        add("without_dlse", gradients(rows, dO), "dq dk")
+    if standard:
+        delta, more = deltas(rows, dO), 0.0 if dlse is None else dlse
+        add("without_delta", gradients(rows, dO, 0 * delta + more, before_the_sum), "dq dk")
+        if dlse is None and rows.softcap is None:
+            add("unmasked", _recomputed(group, masked=False))
+            add("not_divided", _recomputed(group, divided=False))
+        add("scores", gradients(rows, dO, more - delta, partial(before_the_sum, fmt=right.call.fmt)))
+    whole = turned(right.call, right.dialect, "dO", "o")
+    (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
+    for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
+        add("dO_in_memory_order", gradients(rows, memory[entries][:, at].double().cpu(), dlse))
+    for each in right.choices[: int(4 * PRODUCTS / max(right.cost, 1))]:
         dialect = changed(right.dialect, each.aspect, each.choice)
         try:
-            rows = Group.of(right.call, dialect, int(entries[0]), group.kv_head).rows
+            other = Group.of(right.call, dialect, int(entries[0]), group.kv_head).rows
         except Unfit:
             continue
-        yield "dialect", x, of(rows), dict(dialect=dialect.changes())
+        add("dialect", gradients(other, dO, dlse), dialect=dialect.changes())
+    return made
 
 
 def _recomputed(group, masked=True, divided=True):
@@ -264,15 +269,12 @@ def _of_group(right, name, x, worst):
     return x if GRADIENTS[name] == "q" else x[0]
 
 
-def _of_another_delta(
-    right: RightGradients, name: str, x: Tensor, worst: int
-) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Any]]]:
-    """As `_other_gradients`, of the gradient with another delta in each row: it is solved for in dq, in every other
-    feature, and holds in the others; dk has the deltas of dq."""
+def _of_another_delta(right: RightGradients, name: str, x: Tensor, worst: int) -> Iterator[Alternative]:
+    """The gradient with another delta in each row: it is solved for in dq, in every other feature, and holds in the
+    others; dk has the deltas of dq."""
     group, values = right.groups[worst], right.values[worst]
     if name == "dv" or not group.rows.dialect.is_standard or not right.call.others.keys() >= {"dq", name}:
         return
-    x = _of_group(right, name, x, worst)
     dq = _of_group(right, "dq", _in_a_known_shape(right, "dq")[0], worst)
     along = along_delta(group.rows)
     error, first = ((each[..., ::2]) for each in (dq - values["dq"], along))
@@ -287,11 +289,10 @@ def _of_another_delta(
 
 
 def _of_parts(right, name, x, worst):
-    """As `_other_gradients`, of the gradient in which parts count another number of times."""
-    if right.groups[worst].rows.dialect.is_standard:
-        found = counted(right.groups[worst], name, _of_group(right, name, x, worst))
-        if found:
-            yield "parts", *found[:2], dict(counts=(divmod(worst, right.across), found[2]))
+    """The gradient in which parts count another number of times."""
+    group = right.groups[worst]
+    if group.rows.dialect.is_standard and (found := counted(group, name, x)):
+        yield "parts", *found[:2], dict(counts=(divmod(worst, right.across), found[2]))
 
 
 def _residual(x: Tensor, due: Tensor) -> float:
@@ -418,8 +419,8 @@ def with_other_outputs(call: CapturedCall, found: Explanation) -> Explanation:
             elif name == "dv" and found.blind_rows == "mean":
                 raise Unfit("rows that see no key are the mean of v, and have gradients that are not computed here")
             else:
-                right = right or RightGradients.of(call, dialect)
-                others.append(gradient(right, name, choices))
+                right = right or RightGradients.of(call, dialect, choices)
+                others.append(gradient(right, name))
         except Unfit as error:
             reasons.append(f"{name}: {error}")
     return replace(found, others=tuple(others), not_judged="; ".join(reasons))

@@ -122,7 +122,6 @@ class Explanation:
         believed: the residual in the believed dialect; infinite where the shapes do not fit.
         arithmetic: the computation that has these errors; None where none was found, or none looked for.
         where: the parts that are wrong; None where none are, or all.
-        part: the dialect in which the wrong part is right, {} is as the caller believes; None where there is none.
         dropout: the share of weights that dropout took, where the weights show it. noise: the share whose dropout would
             make an error of this size, where it is like noise: no other cause can be told from it.
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
@@ -149,7 +148,6 @@ class Explanation:
     believed: float
     arithmetic: Cause | None = None
     where: WrongRegions | None = None
-    part: dict[str, Any] | None = None
     dropout: float | None = None
     noise: float | None = None
     constant: float | None = None
