@@ -80,15 +80,11 @@ def of_rows(x: Tensor, name: str, shape: tuple[int, int, int]) -> Tensor:
     return as_read
 
 
-def gradients(
-    rows: Rows, dO: Tensor, of_rows: Tensor | None = None, fn: Callable[[Rows], tuple[Tensor, Tensor]] | None = None
-) -> dict[str, Tensor]:
+def gradients(rows: Rows, dO: Tensor, of_rows: Tensor | None = None) -> dict[str, Tensor]:
     """The gradients of query heads that share a head of k and v. dk and dv are summed over these heads.
 
     Args:
-        dO: (1, heads, n_q, d_v), float64.
-        of_rows: the gradient of a number of each row, (1, heads, n_q), float64; None is 0.
-        fn: Rows -> the output that is differentiated, and the numbers of its rows; None: attention and its log-sum-exp.
+        dO: (1, heads, n_q, d_v). of_rows: the gradient of each row's log-sum-exp, (1, heads, n_q); None is 0. float64.
 
     Returns:
         dq (heads, n_q, head_dim), dk (n_kv, head_dim), dv (n_kv, d_v), float64.
@@ -99,16 +95,43 @@ def gradients(
         q = rows.q[:, :, at].detach().requires_grad_()
         keys, values = (x.expand(-1, rows.q.shape[1], -1, -1) for x in (k, v))
         own = replace(_taken(rows, at), q=q, k=keys, v=values, products=q @ k.mT)
-        if of_rows is None and fn is None:
-            outputs, gradient = [attend(own)], [dO[:, :, at]]
-        else:
-            outputs = fn(own) if fn else (attend(own), log_sum_exp(own))
-            gradient = [dO[:, :, at], torch.zeros_like(outputs[1]) if of_rows is None else of_rows[:, :, at]]
-        of_q, of_k, of_v = torch.autograd.grad(outputs, (q, k, v), gradient, allow_unused=True)
+        outputs, given = [attend(own)], [dO[:, :, at]]
+        if of_rows is not None:
+            outputs, given = [*outputs, log_sum_exp(own)], [*given, of_rows[:, :, at]]
+        of_q, of_k, of_v = torch.autograd.grad(outputs, (q, k, v), given, allow_unused=True)
         parts.append(torch.zeros_like(q) if of_q is None else of_q)
         dk += 0 if of_k is None else of_k
         dv += 0 if of_v is None else of_v
     return dict(dq=torch.cat(parts, 2)[0], dk=dk[0, 0], dv=dv[0, 0])
+
+
+def of_scores(
+    group: Group, P: Tensor | None = None, delta: float = 1.0, dlse: float = 1.0, bends: int = 1
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """P of a group in a standard dialect and dS, the gradient of q k^T, (1, heads, n_q, n_kv) each, as a backward pass
+    has them, or one that is wrong.
+
+    Args:
+        P: None is attention's. delta, dlse: times rowsum(dO * o) and the log-sum-exp's gradient, as they count. bends:
+            how often the softcap's slope does.
+    """
+    rows, more = group.rows, 0.0 if group.dlse is None else dlse * group.dlse
+    P = weights(rows) if P is None else P
+    dP = group.dO @ rows.v.nan_to_num(0.0, 0.0, 0.0).mT  # hidden keys may hold anything
+    dS = rows.scale * P * slopes(rows) ** bends * (dP + (more - delta * deltas(rows, group.dO))[..., None])
+    return P, dS.where(P > 0, 0.0)
+
+
+def by_hand(group: Group, P_of: Callable[[Rows], Tensor] = weights, **wrong) -> dict[str, Tensor]:
+    """As `gradients`, of P as P_of has it, and dS of `of_scores`, which takes what is wrong."""
+    parts, (k, q) = [], (group.rows.k.nan_to_num(0.0, 0.0, 0.0), group.rows.q)
+    for at in _chunks(group.rows):
+        dlse = None if group.dlse is None else group.dlse[:, :, at]
+        part = replace(group, rows=_taken(group.rows, at), dO=group.dO[:, :, at], dlse=dlse)
+        P, dS = of_scores(part, P_of(part.rows), **wrong)
+        parts.append((dS @ k, (dS.mT @ q[:, :, at]).sum(1), (P.mT @ part.dO).sum(1)))
+    dq, dk, dv = zip(*parts)
+    return dict(dq=torch.cat(dq, 2)[0], dk=sum(dk)[0], dv=group.rows.dialect.factor * sum(dv)[0])
 
 
 def _chunks(rows):
@@ -123,32 +146,6 @@ def _taken(rows, at):
 def deltas(rows: Rows, dO: Tensor) -> Tensor:
     """rowsum(dO * o) of each row, (1, heads, n_q)."""
     return (dO * attend(rows)).sum(-1).nan_to_num(0.0)
-
-
-def before_the_sum(rows: Rows, fmt: Format | None = None) -> tuple[Tensor, Tensor]:
-    """P V and the row sums of P = exp(S - lse), where lse has no gradient, as a backward pass recomputes P: with -delta
-    for the gradient of the row sums it is that of attention.
-
-    Args:
-        fmt: that q k^T is rounded to; None is not at all.
-    """
-    lse = log_sum_exp(rows).detach()[..., None]
-    if fmt:
-        products = rows.products.detach()
-        rows = replace(rows, products=rows.products + (fmt(products) - products))
-    P = torch.exp(scores(rows) - lse.where(lse.isfinite(), 0.0))
-    return rows.dialect.factor * (P @ rows.v), P.sum(-1)
-
-
-def bent_again(rows: Rows, times: int) -> tuple[Tensor, Tensor]:
-    """Attention with a softcap and its log-sum-exp, in whose gradients the softcap's slope counts so many times: once
-    is right."""
-    assert rows.softcap is not None
-    products, slope = rows.products.detach(), slopes(rows)
-    capped = rows.softcap * torch.tanh(products * rows.scale / rows.softcap) / rows.scale
-    bent = capped + (rows.products - products) * slope**times
-    rows = replace(rows, softcap=None, products=bent)
-    return attend(rows), log_sum_exp(rows)
 
 
 def along_delta(rows: Rows) -> Tensor:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import weights
-from attention_check.conventions.derivatives import Group, deltas, slopes
+from attention_check.conventions.derivatives import Group, of_scores
 
 MOST, LEAST = 32, 16  # parts of the keys or rows; of these in a part
 SCORES = 2**24
@@ -29,11 +28,8 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
     rows = group.rows
     if max(rows.products.numel(), MOST * rows.q.numel(), MOST * rows.k.numel()) > SCORES or not x.isfinite().all():
         return None
-    k, v = (each.nan_to_num(0.0, 0.0, 0.0) for each in (rows.k, rows.v))  # hidden keys may hold anything
-    P, dP = weights(rows), group.dO @ v.mT  # (1, heads, n_q, n_kv)
-    dlse = 0.0 if group.dlse is None else group.dlse[..., None]
-    dS = rows.scale * P * slopes(rows) * (dP - deltas(rows, group.dO)[..., None] + dlse)
-    dS = dS.where(P > 0, 0.0)
+    P, dS = of_scores(group)  # (1, heads, n_q, n_kv)
+    k = rows.k.nan_to_num(0.0, 0.0, 0.0)  # hidden keys may hold anything
     map_, given = {"dq": (dS, k), "dk": (dS.mT, rows.q), "dv": (P.mT, group.dO)}[name]
     cut, at = (_parts(n) for n in (given.shape[2], map_.shape[2]))
     each = torch.stack([(map_[..., part] @ given[:, :, part])[0] for part in cut])  # (parts, heads, n, d)

@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores
+from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores, weights
 from attention_check.conventions.conventions import CONVENTIONS, Convention
 from attention_check.conventions.derivatives import (
     GRADIENTS,
     Group,
     Spread,
     along_delta,
-    before_the_sum,
-    bent_again,
-    deltas,
+    by_hand,
     gradients,
     of_rows,
     spreads,
@@ -219,24 +217,28 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     OtherOutput."""
     group, made = right.groups[worst], []
     rows, dO, dlse = group.rows, group.dO, group.dlse
-    standard, heads = rows.dialect.is_standard, dO.shape[1]  # that share keys
+    heads = dO.shape[1]  # that share keys
 
     def add(key, found, names="dq dk dv", **more):
         made.append((key, {name: found[name] for name in names.split()}, more))
 
+    def add_by_hand(key, names="dq dk dv", P_of=weights, **wrong):
+        add(key, by_hand(group, P_of, **wrong), names)
+
     for head in range(heads if heads > 1 and dlse is None else 0):
         add("of_one_head", gradients(rows, dO * (torch.arange(heads) == head)[:, None, None]), "dk dv")
-    for times in (0, 2) if rows.softcap is not None and standard else ():
-        add(f"softcap_{times}", gradients(rows, dO, dlse, partial(bent_again, times=times)), "dq dk")
     if dlse is not None:
         add("without_dlse", gradients(rows, dO), "dq dk")
-    if standard:
-        delta, more = deltas(rows, dO), 0.0 if dlse is None else dlse
-        add("without_delta", gradients(rows, dO, 0 * delta + more, before_the_sum), "dq dk")
+    if rows.dialect.is_standard:
+        for times in (0, 2) if rows.softcap is not None else ():
+            add_by_hand(f"softcap_{times}", "dq dk", bends=times)
+        add_by_hand("without_delta", "dq dk", delta=0.0)
         if dlse is None and rows.softcap is None:
-            add("unmasked", _recomputed(group, masked=False))
-            add("not_divided", _recomputed(group, divided=False))
-        add("scores", gradients(rows, dO, more - delta, partial(before_the_sum, fmt=right.call.fmt)))
+            add_by_hand("unmasked", P_of=lambda rows: _exp(rows, rows.products * rows.scale, log_sum_exp(rows)))
+            add_by_hand("not_divided", P_of=lambda rows: _exp(rows, scores(rows), scores(rows).amax(-1)))
+        fmt = right.call.fmt
+        add_by_hand("scores", P_of=lambda rows: _exp(rows, scores(replace(rows, products=fmt(rows.products))),
+                                                     log_sum_exp(rows)))  # fmt: skip
     whole = turned(right.call, right.dialect, "dO", "o")
     (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
@@ -251,14 +253,9 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     return made
 
 
-def _recomputed(group, masked=True, divided=True):
-    """The gradients of a group where P is exp(S - log-sum-exp) of scores without the mask, or not divided by l."""
-    rows, dO = group.rows, group.dO
-    S, L = scores(rows), log_sum_exp(rows)[..., None]
-    P = torch.exp((S if masked else rows.products * rows.scale) - (L if divided else S.amax(-1, keepdim=True)))
-    P = P.where(rows.seen, 0.0)
-    dS = P * (dO @ rows.v.mT - deltas(rows, dO)[..., None]) * rows.scale
-    return dict(dq=(dS @ rows.k)[0], dk=(dS.mT @ rows.q)[0].sum(0), dv=(P.mT @ dO)[0].sum(0))
+def _exp(rows, S, m):
+    """exp(S - m) of rows that see a key; m: (entries, heads, rows)."""
+    return torch.exp(S - m[..., None]).where(rows.seen, 0.0)
 
 
 def _of_group(right, name, x, worst):
