@@ -155,7 +155,11 @@ def test_one_number_everywhere_is_said():
 
 def test_where_it_is_wrong():
     found = explanation(evidence("first rows causal"))
-    assert found.where.rows == ((0, 31),) and found.where.heads == () and found.inside[-1].dialect == dict(causal="bottom_right")
+    assert (
+        found.where.rows == ((0, 31),)
+        and found.where.heads == ()
+        and found.inside[-1].dialect == dict(causal="bottom_right")
+    )
     for axis in ("heads", "queries"):
         found = explanation(evidence(f"over {axis}, first rows wrong"))
         assert found.dialect == dict(softmax=f"over_{axis}") and found.where.rows[0][0] == 0

@@ -116,6 +116,8 @@ def test_layouts_of_people():
     o = sdpa(q, k, v)
     found = fa_lib.explain(q, k, v, side_by_side(o)[None])  # as Hugging Face returns it
     assert (found.verdict, found.dialect) == (Verdict.CONVENTION, dict(layout="o_flat"))
+    found = fa_lib.explain(q, k, v, o.reshape(2, 64, 128)[None])  # viewed, where it should be transposed first
+    assert (found.verdict, found.dialect) == (Verdict.BUG, dict(layout="o_flat_reshaped"))
     q, k, v = drawn(2, 8, 64, 64)
     mask = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(0)) < 0.7
     flat = [side_by_side(x) for x in (q, k, v, sdpa(q, k, v, attn_mask=mask))]
@@ -191,5 +193,12 @@ def test_packed_sequences(tmp_path):
     torch.save(dict(q=q, k=k, v=v, o=o, cu_seqlens_q=starts, cu_seqlens_k=key_starts), tmp_path / "call.pt")
     result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--window", "30,0"])
     assert result.output.startswith("ROUNDING"), result.output
+    q, k, v, _, starts, key_starts = packed((40, 60), (60, 120))
+    for choice, places in dict(starts_of_q=(0, 40), lengths_of_q=(0, 60)).items():
+        parts = [(q[a:b], k[at : at + b - a], v[at : at + b - a]) for a, b, at in zip((0, 40), (40, 100), places)]
+        wrong = [golden(*(x[None].transpose(1, 2) for x in part), causal=True) for part in parts]
+        o = torch.cat(wrong, 2)[0].transpose(0, 1)
+        found = fa_lib.explain(q, k, v, o, cu_seqlens=starts, cu_seqlens_k=key_starts, causal=True)
+        assert (found.verdict, found.dialect) == (Verdict.BUG, dict(mask=choice)), f"{found}"
     with pytest.raises(ValueError, match=r"^cu_seqlens: got \[0, 1, 2, 8\]"):
         fa_lib.explain(q, k, v, o, cu_seqlens=torch.tensor([0, 1, 2, 8]))

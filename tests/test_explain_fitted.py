@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow  # half a minute
 
 FP32 = drawn(1, 2, 64, 64, dtype=torch.float32, seed=11)
 BF16 = drawn(1, 4, 256, 64, seed=12)
+VIEWED = [x.reshape(1, 256, 4, 64).transpose(1, 2) for x in BF16]  # (batch, heads, ...) taken for (batch, rows, ...)
 STEEP = [3 * BF16[0], 3 * BF16[1], BF16[2]]  # whose scores a softcap of 15 bends
 DECODED = [x[:, :, :n] for x, n in zip(drawn(1, 8, 80, 128, seed=30), (1, 64, 64))]
 BATCH = drawn(2, 2, 32, 64, dtype=torch.float32, seed=8)
@@ -49,6 +50,10 @@ def with_keys_of_zeros(count, tensors):
     q, k, v = tensors
     more = torch.zeros_like(k[:, :, :count])
     return attention((q, torch.cat([k, more], 2), torch.cat([v, more], 2)))
+
+
+def normed(x):
+    return torch.nn.functional.normalize(x.double(), dim=-1).to(x.dtype)
 
 
 def near(x):
@@ -91,6 +96,15 @@ CAUSES = {  # a report or a kind of fault -> q, k, v; o; what is believed; the d
     "one head with another's k and v": (
         BF16, attention([BF16[0], *(x[:, [0, 1, 0, 3]] for x in BF16[1:])]), {},
         dict(sources=(((0, 0), (0, 1), (0, 0), (0, 3)),))),
+    "q, k and v viewed, not transposed": (
+        BF16, attention(VIEWED), {}, dict(layout="inputs_reshaped")),
+    "o viewed as well": (
+        BF16, attention(VIEWED).transpose(1, 2).reshape(1, 4, 256, 64), {}, dict(layout="all_reshaped")),
+    "q and k normalised": (BF16, attention([*map(normed, BF16[:2]), BF16[2]]), {}, dict(roles="qk_l2")),
+    "with another scale": (
+        BF16, attention([*map(normed, BF16[:2]), BF16[2]], scale=10.0), {}, dict(roles="qk_rms", scale=near(1.25))),
+    "k normalised to 1 a feature": (
+        [3 * x for x in BF16], attention([3 * BF16[0], 8 * normed(BF16[1]), 3 * BF16[2]]), {}, dict(roles="k_rms")),
     "a softcap that nobody believes in": (STEEP, attention(STEEP, softcap=15.0), {}, dict(softcap=near(15))),
     "tanh(x / c), not times c": (
         STEEP, capped(lambda S: torch.tanh(S / 15), STEEP), CAPPED, dict(scale=near(1 / 15), softcap=near(1))),
@@ -145,6 +159,8 @@ def in_parts():
         "entry 1 sees keys up to 182, 3 too many; row 0 of entry 2 sees keys up to 98",
     )
     yield "stale keys", *last
+    hidden = torch.zeros(mask.shape).masked_fill(~mask, -1e9)
+    yield "stale keys, a mask of numbers", last[0], dict(mask=hidden), last[2]
     paged_k, paged_v = k.clone(), v.clone()
     paged_k[2, :, 64:128], paged_v[2, :, 64:128] = k[0, :, 128:192], v[0, :, 128:192]
     said = "in place of keys 64 to 127 of entry 2 it reads keys 128 to 191 of entry 0"

@@ -71,6 +71,7 @@ def page_twice(S, v):
         (row_sum_not_rescaled, Rule.ROW_SUM, N),
         (merged_alike, Rule.EQUAL, 128),
         (lambda S, v: merged_alike(S, v, math.log(2)), Rule.BASE_2, 128),
+        (lambda S, v: merged_alike(S, v, 1 / math.log(2)), Rule.BASE_E, 128),
         (part_missing, Rule.MISSING, 64),
         (page_twice, Rule.PAGE, 16),
     ],

@@ -70,16 +70,9 @@ def declared(precision: Precision | FormatLike) -> Precision:
 
 
 def tolerance(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    precision: Precision | FormatLike,
-    tiles: int | None = None,
-    algorithm: str = "fa2",
-    false_alarm: float = 1e-6,
-    **options,
-) -> Tolerance:
+    q: Tensor, k: Tensor, v: Tensor, *, precision: Precision | FormatLike, tiles: int | None = None,
+    algorithm: str = "fa2", false_alarm: float = 1e-6, **options,
+) -> Tolerance:  # fmt: skip
     """Bound |o - golden| for a right kernel with these formats, on these inputs.
 
     Every rounding to nearest is taken as an error of its own, with mean zero, evenly spread over at most half an ulp to

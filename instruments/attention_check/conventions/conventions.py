@@ -145,6 +145,12 @@ BOOLEAN = {
 }
 SCALE = {"the scale": "scale= of torch, JAX and MLX, softmax_scale= of flash-attn, the attribute scale of ONNX"}
 
+NORMED_TO = {"l2": "length 1", "rms": "a root mean square of 1"}  # of reading.NORMS
+PACKED = {  # of CapturedCall.masks
+    "starts_of_q": "the places of its queries (cu_seqlens in place of cu_seqlens_k)",
+    "lengths_of_q": "their own start, and as many as its queries",
+}  # fmt: skip
+
 CONVENTIONS = (
     Convention("causal", "none", "without the causal mask: rows see later keys", FAULT, _has("causal")),
     Convention("causal", "top_left", "with its causal mask aligned top-left", fits=_top_left, selects=ALIGNED),
@@ -162,6 +168,12 @@ CONVENTIONS = (
                  FAULT) for name in "qkv"),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT) for name in "qkv"),
+    Convention("layout", "inputs_reshaped", "of q, k and v read with the strides of (batch, sequence, heads, head_dim)",
+               FAULT),
+    Convention("layout", "all_reshaped", "of tensors read and written with the strides of (batch, sequence, heads, "
+               "head_dim)", FAULT),
+    Convention("layout", "o_flat_reshaped", "with its output viewed as (batch, sequence, heads * head_dim), where it "
+               "should be transposed first", FAULT),
     Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE),
     *(Convention("layout", f"flat_{features}", f"of heads of {features} features side by side in the last dimension",
                  fits=_flat(features), selects=SIDE_BY_SIDE) for features in HEAD_DIMS),
@@ -189,6 +201,8 @@ CONVENTIONS = (
     Convention("mask", "first_head", "with the mask of the first head in all", FAULT, _of_heads),
     Convention("mask", "entries_as_heads", "with the mask's entries taken for heads, and its heads for entries", FAULT,
                _of_entries_or_heads),
+    *(Convention("mask", choice, f"with keys of each sequence at {words}", FAULT,
+                 lambda call, choice=choice: choice in call.masks) for choice, words in PACKED.items()),
     Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),
     Convention("mask", "transposed", "with the mask transposed", FAULT, _square),
     Convention("heads", "interleaved", "with query head h sharing key head h modulo their number", fits=_gqa,
@@ -229,6 +243,8 @@ CONVENTIONS = (
     Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT),
     *(Convention("roles", f"first_{d}", f"with scores of the first {d} features alone", FAULT,
                  lambda call, d=d: d < call.q.shape[-1] != 2 * d) for d in (16, 32, 64, 96, 128)),
+    *(Convention("roles", f"{of}_{norm}", f"with {' and '.join(of)} normalised to {words}", FAULT)
+      for (norm, words), of in product(NORMED_TO.items(), ("qk", "q", "k"))),
     Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
     *(Convention("roles", f"{ROPE}{key}_{pairs}_{base}",
                  f"with RoPE on {words} (base {float(base):,.0f}, features {features} together)", FAULT)

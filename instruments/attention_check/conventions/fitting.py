@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, attend, changed, scores, weights
-from attention_check.conventions.reading import CapturedCall, Reader, Unfit
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, changed, scores, weights
+from attention_check.conventions.reading import NORMED, CapturedCall, Reader, Unfit
 from attention_check.conventions.search import FEW, NEAR, FiniteMask, Fit, rounding_of
 
 SCORES = 2**14  # of rows that numbers are fitted to
@@ -134,8 +134,9 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     first = fits[0]
     if first.residual <= rounding_of(call, first.dialect):
         yield first.dialect, first.residual  # if its bound refuses it, numbers may come nearer
-    near = sorted(fits, key=lambda each: each.residual)[:BASES]
-    bases = [Dialect(), first.dialect, *(each.dialect for each in near)]
+    near = sorted(fits, key=lambda each: each.residual)
+    bases = [Dialect(), first.dialect, *(each.dialect for each in near[:BASES])]
+    bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
     mask = call.options.get("mask")
     bases += [Dialect(causal="none" if call.options.get("causal") else "bottom_right")]
     bases += [Dialect(mask="ignored")] if mask is not None else []
@@ -384,11 +385,23 @@ def _unnormalised(rows):
     return torch.exp(S - m.where(m > -math.inf, 0.0))
 
 
-def _errors(P, rows, order):
-    """(rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys in its order (rows, n_kv)."""
+def prefix_errors(P: Tensor, rows: Rows, order: Tensor | None = None, sink: Tensor | None = None) -> Tensor:
+    """(entries, rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys, NaN where it sees
+    none of them.
+
+    Args:
+        P: (entries, heads, rows, n_kv), not normalised. order: of keys, (rows, n_kv); None is theirs. sink: what else
+            is in the row sums, (entries, heads, rows, 1).
+    """
     total = []
-    for row, keys in enumerate(order):
+    for row in range(P.shape[2]):
+        keys = slice(None) if order is None else order[row]
         p = P[:, :, row, keys]  # (entries, heads, n_kv)
-        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / p.cumsum(-1).clamp(min=TINY)[..., None]
-        total.append((O - rows.o[:, :, row, None]).nan_to_num(0.0).square().sum((0, 1, 3)))  # NaN sees no key
-    return torch.stack(total)
+        l = p.cumsum(-1) if sink is None else p.cumsum(-1) + sink[:, :, row]
+        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / l.clamp(min=TINY)[..., None]
+        total.append((O - rows.o[:, :, row, None]).square().sum((1, 3)))
+    return torch.stack(total, 1)
+
+
+def _errors(P, rows, order):
+    return prefix_errors(P, rows, order).nan_to_num(0.0).sum(0)  # (rows, n_kv)

@@ -1,14 +1,14 @@
 """Up to which key each row of an output saw, where that is not as believed; and a page that was read from elsewhere."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Dialect, Rows, changed, scores
-from attention_check.conventions.fitting import FEATURES, HELD_OUT, TINY
-from attention_check.conventions.reading import CapturedCall, Reader, Unfit
+from attention_check.conventions.fitting import FEATURES, HELD_OUT, TINY, prefix_errors
+from attention_check.conventions.reading import HIDDEN, CapturedCall, Reader, Unfit
 from attention_check.conventions.search import rounding_of
 
 ENTRIES, HEADS = 16, 3  # that are looked at, at most
@@ -58,10 +58,8 @@ def last_keys(call: CapturedCall) -> tuple[Span, ...]:
     """The rows that see keys up to another one than believed, if every row is right to rounding with a last key of its
     own, on features that it was not sought in; () where that does not hold, or without a pattern."""
     open_ended = Dialect(causal="none" if call.options.get("causal") else "")
-    if (mask := call.options.get("mask")) is not None:
-        open_ended = changed(open_ended, "mask", "ignored")
-        if mask.dtype != torch.bool:
-            return ()
+    if call.options.get("mask") is not None:
+        open_ended = changed(open_ended, "mask", "shown")
     if call.options.get("window"):
         open_ended = changed(open_ended, "window", (None, None))
     most = ENTRIES, HEADS, max(SUMS // (min(len(call.k), ENTRIES) * call.k.shape[2]), 1)
@@ -69,8 +67,8 @@ def last_keys(call: CapturedCall) -> tuple[Span, ...]:
         believed, rows = (Reader(call, most).rows(each) for each in (Dialect(), open_ended))
     except Unfit:
         return ()
-    seen = believed.bias[:, 0] > -math.inf  # (entries, rows, n_kv)
-    alike = not (believed.bias > -math.inf).ne(seen[:, None]).any()  # in all heads
+    seen = believed.bias[:, 0] > HIDDEN  # (entries, rows, n_kv)
+    alike = not (believed.bias > HIDDEN).ne(seen[:, None]).any()  # in all heads
     if not alike or not rows.o.isfinite().all() or rows.v.shape[-1] < 2:
         return ()
     n_kv = seen.shape[-1]
@@ -96,14 +94,8 @@ def _cumulative(rows: Rows, hidden: Tensor, features: slice) -> Tensor:
     scale = rows.v.shape[-1] / (2 * v.shape[-1])  # of the half that they stand for
     m = S.amax(-1, keepdim=True)
     m = torch.maximum(m.where(m > -math.inf, 0.0), rows.sinks)
-    P, sink, found = torch.exp(S - m), torch.exp(rows.sinks - m), []  # sink: (entries, heads, rows, 1)
-    for row in range(P.shape[2]):
-        p = P[:, :, row]  # (entries, heads, n_kv)
-        l = (p.cumsum(-1) + sink[:, :, row]).clamp(min=TINY)
-        O = (p[..., None] * v).cumsum(2) / l[..., None]
-        error = (O - o[:, :, row, None]).square().sum((1, 3))  # (entries, n_kv)
-        found.append(error.nan_to_num(math.inf) * scale)
-    return torch.stack(found, 1)
+    errors = prefix_errors(torch.exp(S - m), replace(rows, v=v, o=o), sink=torch.exp(rows.sinks - m))
+    return errors.nan_to_num(math.inf) * scale
 
 
 def _spans(entry, at, errors, last):

@@ -18,18 +18,22 @@ from fa_lib.numerics.formats import Format
 
 SAMPLED = 2, 8, 48  # entries of the batch, heads of each entry, rows of each head: so many are looked at
 Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
+HIDDEN = -9e3  # of a mask of numbers, as far as which it hides: -1e4 does in FP16
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
 LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
     "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
     "v_bshd": "v",
 }  # fmt: skip
+RESHAPED = {"inputs": "qkv", "all": "qkvo"}
 FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "v_transposed": lambda v: v.mT, "v_one_later": lambda v: v.roll(1, -2), "v_one_earlier": lambda v: v.roll(-1, -2),
 }  # fmt: skip
 KEYS = {"k_one_later": 1, "k_one_earlier": -1}  # moves K along the sequence, and not V
 QUERIES = {"negative": (-1, -1), "first_half": (1, 0), "last_half": (0, 1)}  # times each half of a query's features
+NORMS = {"l2": 0.0, "rms": 0.5}  # a norm -> the power of head_dim that the length of what it gives is
+NORMED = {f"{of}_{norm}": (of, power) for of in ("qk", "q", "k") for norm, power in NORMS.items()}
 ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the base
 ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
            "k": "k once more", "next": "q of the next position"}  # fmt: skip
@@ -57,6 +61,7 @@ class CapturedCall:
         scales: those of q, k and v in 8 bits that are one number, by which they are multiplied already.
         declared: the Precision that a kernel declares, whose bound alone decides; None: that of a kernel in `fmt`, or
             of attention written out step by step. block: keys of its tiles.
+        masks: choices of a Dialect's mask -> what they are, where only who made the mask can tell.
         at: the entries, heads and rows of it that are looked at, a part; None: all.
     """
 
@@ -70,6 +75,7 @@ class CapturedCall:
     scales: dict[str, float] = field(default_factory=dict)
     declared: Precision | None = None
     block: int = BLOCK
+    masks: dict[str, Tensor] = field(default_factory=dict)
     at: Places | None = None
 
     @property
@@ -172,7 +178,9 @@ class Reader:
         return q, k, v, o, q @ k.mT, shape, places
 
     def _bias(self, causal, mask, window, keys, alibi, shape, over):
-        return _added(self.call.options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
+        options = self.call.options | dict(mask=self.call.masks.get(mask, self.call.options.get("mask")))
+        mask = "" if mask in self.call.masks else mask
+        return _added(options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
 
 
 def _rotated(q, k, roles, at):
@@ -198,9 +206,9 @@ def _laid_out(call, layout, roles):
     tensors = dict(q=call.q, k=call.k, v=call.v, o=call.o)
     tensors = {name: as_read(x, name, layout) for name, x in tensors.items()}
     name, _, misread = layout.partition("_")
-    if misread == "reshaped":  # memory of (batch, sequence, heads, head_dim), taken for (batch, heads, sequence, ...)
-        batch, heads, n, d = tensors[name].shape
-        tensors[name] = tensors[name].reshape(batch, n, heads, d).transpose(1, 2)
+    for each in RESHAPED.get(name, name) if misread == "reshaped" else ():  # memory of (batch, sequence, heads,
+        batch, heads, n, d = tensors[each].shape  # head_dim), taken for (batch, heads, sequence, head_dim)
+        tensors[each] = tensors[each].reshape(batch, n, heads, d).transpose(1, 2)
     if misread == "column_major":  # memory of (batch, heads, head_dim, sequence)
         tensors[name] = tensors[name].mT.reshape(tensors[name].shape)
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
@@ -208,21 +216,31 @@ def _laid_out(call, layout, roles):
         v = VALUES[roles](v)
     if roles.removeprefix("first_").isdigit():
         q = F.pad(q[..., : (of := int(roles.removeprefix("first_")))], (0, max(q.shape[-1] - of, 0)))
+    if roles in NORMED:
+        of, power = NORMED[roles]
+        q, k = (_normed(x, power) if name in of else x for name, x in (("q", q), ("k", k)))
     if roles in KEYS:
         k = k.roll(KEYS[roles], -2)
     if roles in QUERIES:
         first, last = q.tensor_split([q.shape[-1] // 2], -1)
         q = torch.cat([times * x for times, x in zip(QUERIES[roles], (first, last))], -1)
     o = tensors["o"]
-    if layout == "o_flat":
+    if layout.startswith("o_flat"):
         heads, features = q.shape[1], v.shape[-1]
         if heads == 1 or o.shape[-1] != heads * features or o.numel() != q.shape[:-1].numel() * features:
             raise Unfit(f"layout: o {tuple(o.shape)} of {heads} heads")
-        o = o.reshape(q.shape[0], q.shape[2], heads, features).transpose(1, 2)
+        batch, n = q.shape[0], q.shape[2]
+        flat = layout == "o_flat"
+        o = o.reshape(batch, n, heads, features).transpose(1, 2) if flat else o.reshape(batch, heads, n, features)
     fits = q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1] and q.shape[0] == k.shape[0]
     if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
         raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")
     return q, k, v, o
+
+
+def _normed(x, power):
+    """A tensor whose rows have the length head_dim to a power, rounded as it is stored."""
+    return (F.normalize(x.double(), dim=-1) * x.shape[-1] ** power).to(x.dtype)
 
 
 def as_read(x: Tensor, name: str, layout: str) -> Tensor:
@@ -333,6 +351,8 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
     if times is not None:
         mask = mask.double()
         return (times * mask).where(mask > -math.inf, -math.inf)
+    if choice == "shown":  # every key is seen
+        return (mask.double() * 0.0 if mask.dtype == torch.bool else mask.double()).where(mask > HIDDEN, 0.0)
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
     if choice == "inverted":

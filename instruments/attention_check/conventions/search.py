@@ -1,7 +1,7 @@
 """Which dialect an output is in: every convention alone, then those that help together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -97,25 +97,34 @@ def search(call: CapturedCall) -> list[Fit]:
     Every convention alone comes first, then the products of the likely ones, then others beside the best so far.
     """
     reader, choices = Reader(call, FEW), [each for each in CONVENTIONS if each.fits(call)]
-    fits = FitCache(reader)
-    fits.of([Dialect()])
-    enough = rounding_of(call)
-    singles = [changed(Dialect(), each.aspect, each.choice) for each in choices]
-    for more in (singles, _likely(choices)):
-        if fits.least() > enough:
-            fits.of(more)
-        if fits.least() <= NEAR:
+    found: dict[Dialect, Fit | None] = {}  # None where the shapes make no call
+
+    def tried(dialects: Iterable[Dialect]) -> list[Fit]:
+        """All that were tried, and these, the nearest first."""
+        for dialect in dialects:
+            if dialect not in found:
+                try:
+                    found[dialect] = fit(reader.rows(dialect))
+                except Unfit:
+                    found[dialect] = None
+        return sorted(_fair([each for each in found.values() if each]), key=lambda each: each.residual)
+
+    enough, fits = rounding_of(call), tried([Dialect()])
+    for more in ([changed(Dialect(), each.aspect, each.choice) for each in choices], _likely(choices)):
+        if not fits or fits[0].residual > enough:
+            fits = tried(more)
+        if fits and fits[0].residual <= NEAR:
             break
     choices = [each for each in choices if each.choice not in SOFTMAX_OVER and not str(each.choice).startswith(ROPE)]
     for _ in range(DEPTH - 1):
-        if fits.least() <= enough:
+        if fits and fits[0].residual <= enough:
             break
-        beam = [each.dialect for each in fits.nearest(BEAM) if each.dialect.softmax not in SOFTMAX_OVER]
-        fits.of(
+        beam = [each.dialect for each in fits[:BEAM] if each.dialect.softmax not in SOFTMAX_OVER]
+        fits = tried(
             changed(dialect, one.aspect, one.choice)
             for dialect in beam for one in choices if one.aspect not in dialect.changes()
         )  # fmt: skip
-    return ranked(fits.found or [Fit(Dialect(), math.inf, torch.zeros(0))])
+    return ranked([each for each in found.values() if each] or [Fit(Dialect(), math.inf, torch.zeros(0))])
 
 
 def rounding_of(call: CapturedCall, dialect: Dialect | None = None) -> float:
@@ -144,30 +153,6 @@ def _likely(choices):
         if each.choice in LIKELY.get(each.aspect, ()):
             options[each.aspect].append(each.choice)
     return [replace(Dialect(), **dict(zip(options, chosen))) for chosen in product(*options.values())]
-
-
-class FitCache:
-    """Dialects that were tried."""
-
-    def __init__(self, reader):
-        self.reader, self.found, self.dialects = reader, [], set()
-
-    def of(self, dialects):
-        """Try them, without those that were tried before, or in which the shapes make no call."""
-        for dialect in dialects:
-            if dialect in self.dialects:
-                continue
-            self.dialects.add(dialect)
-            try:
-                self.found.append(fit(self.reader.rows(dialect)))
-            except Unfit:
-                continue
-
-    def nearest(self, count):
-        return sorted(_fair(self.found), key=lambda each: each.residual)[:count]
-
-    def least(self):
-        return min((each.residual for each in _fair(self.found)), default=math.inf)
 
 
 def ranked(fits: Sequence[Fit]) -> list[Fit]:

@@ -39,6 +39,7 @@ class Rule(StrEnum):
     MAXIMUM = "maximum"  # exp(m - m_t), m_t the maximum up to tile t
     EQUAL = "equal"  # each tile counts as much as another one, whatever its log-sum-exp
     BASE_2 = "base_2"  # exp(L) of a tile taken as 2^L
+    BASE_E = "base_e"  # 2^L of a tile taken as exp(L)
     OTHER = "other"
 
 
@@ -150,7 +151,8 @@ def _rule(rows, size, times, near, off, counted):
     L = torch.stack([part.logsumexp(-1) for part in parts], -1)[wrong]  # (rows, tiles)
     m = torch.stack([part.amax(-1) for part in parts], -1).cummax(-1).values[wrong]
     log_times = times[wrong].clamp(min=TINY).log()
-    for rule, due in ((Rule.MAXIMUM, m[:, -1:] - m), (Rule.EQUAL, -L), (Rule.BASE_2, (math.log(2) - 1) * L)):
+    of_base = (Rule.BASE_2, (math.log(2) - 1) * L), (Rule.BASE_E, (1 / math.log(2) - 1) * L)
+    for rule, due in ((Rule.MAXIMUM, m[:, -1:] - m), (Rule.EQUAL, -L), *of_base):
         if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
             return rule, off
     return Rule.OTHER, off

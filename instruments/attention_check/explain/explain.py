@@ -25,7 +25,7 @@ from attention_check.probe.named_tensors import (
 )
 from attention_check.probe.packed import kept_apart
 from attention_check.probe.tensor_files import tensors
-from fa_lib.kernels.options import CallOptions, validate
+from fa_lib.kernels.options import CallOptions, validate, within
 from fa_lib.numerics.formats import Format
 
 LOST = 0.01  # that the inverse of a scale and a number that was fitted may be apart
@@ -117,7 +117,9 @@ def captured_call(
     """
     reading, beside = reading or Reading(), beside or {}
     layout = reading.layout
+    masks = {}
     if starts := {name: x for name, x in beside.items() if name in STARTS}:
+        masks = with_lengths_of_q(q, k, starts, options or {})
         layout, options = "bshd", kept_apart(q, k, starts, options or {})
     found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
     others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in (*SCALES, *STARTS)}
@@ -139,9 +141,29 @@ def captured_call(
     held = {name: x for name, x in (options or {}).items() if x is not None}
     q, k, v, o = (found[name] for name in ("q", "k", "v", "o"))
     numbers = {name: x.item() for name, x in scales.items() if x.numel() == 1}
-    call = CapturedCall(q, k, v, o, held, others, stated, numbers)
+    call = CapturedCall(q, k, v, o, held, others, stated, numbers, masks=masks)
     _check(call)
     return call
+
+
+def with_lengths_of_q(
+    q: Tensor, k: Tensor, starts: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> dict[str, Tensor]:  # fmt: skip
+    """The masks, as `packed.kept_apart` makes them, of packed sequences whose keys are taken where the queries are, or
+    as many as queries; {} where queries and keys have the same places."""
+    if len(starts) < len(STARTS) or options.get("mask") is not None or q.ndim != 3 or k.ndim != 3:
+        return {}
+    of_q, of_k = (starts[name].reshape(-1).tolist() for name in STARTS)
+    left, right = options.get("window") or (None, None)
+    right = (0 if right is None else min(right, 0)) if options.get("causal") else right
+    masks = {"starts_of_q": torch.zeros(len(q), len(k), dtype=torch.bool)}
+    masks["lengths_of_q"] = masks["starts_of_q"].clone()
+    for first, end, key in zip(of_q, of_q[1:], of_k):
+        block = within(end - first, end - first, left, right, torch.device("cpu"))
+        for name, at in (("starts_of_q", first), ("lengths_of_q", key)):
+            part = masks[name][first:end, at : at + end - first]
+            part |= block[:, : part.shape[1]]
+    return {} if of_q == of_k else masks
 
 
 def _narrowed(x, dtype):

@@ -65,6 +65,7 @@ TILES = {  # of a Rule -> what is wrong
     Rule.MAXIMUM: "its tiles of {size} keys are not rescaled where a later one raises the maximum",
     Rule.EQUAL: "parts of {size} keys are merged without their log-sum-exp: each counts alike",
     Rule.BASE_2: "parts of {size} keys are merged by 2 to the power of their natural log-sum-exp",
+    Rule.BASE_E: "parts of {size} keys are merged by e to the power of their log-sum-exp of base 2",
     Rule.OTHER: "tiles of {size} keys have wrong weights",
 }
 OUT_OF_SIGHT = (
