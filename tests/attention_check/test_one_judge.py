@@ -1,12 +1,21 @@
 """The page and pytest judge alike: they have one verdict, on right kernels and mutants of both sets."""
 
 import math
+import re
 from dataclasses import replace
+from html import unescape
 
 import pandas as pd
 import pytest
+import torch
 
 from attention_check import checks as page
+from attention_check.commands.captured_reports import check_tensors
+from attention_check.conventions.conventions import keys_of, what
+from attention_check.explain.compare import ComparisonInputs, compare, comparison_lines
+from attention_check.explain.explain import explain_call, read
+from attention_check.explain.explain_words import groups
+from attention_check.explain.verdict import Verdict as Explained
 from attention_check.judge.captured import of_gradients
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
@@ -16,7 +25,9 @@ from attention_check.measure.examine import examine
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK
 from attention_check.measure.relations import RELATIONS
-from attention_check.testing import checks
+from attention_check.probe.named_tensors import Reading
+from attention_check.public_reports import REPORTS
+from attention_check.testing import assert_attention_close, checks
 from attention_check.testing.checks import CHECKS, result, result_of
 from benchmarks import judge
 
@@ -72,3 +83,48 @@ def test_one_rule_of_gradients(ratio, relative, fails):
     assert [f.what for f in over_shapes(table) if f.severity == Severity.FAILS] == ["wrong_gradient"] * fails
     assert result(CHECKS["gradients_97"].judge(Measurements(shapes=table))).passed is not fails
     assert any(f.severity == Severity.FAILS for f in of_gradients(table)) == fails
+
+
+def of_file(call):
+    """The tensors of a call as a file holds them."""
+    options = {name: torch.as_tensor(x) for name, x in call.options.items() if x is not None and name != "window"}
+    if window := call.options.get("window"):
+        options["window"] = torch.tensor([-1 if side is None else side for side in window])
+    tensors = dict(q=call.q, k=call.k, v=call.v, o=call.o) | options | call.others
+    return {name: x.contiguous() for name, x in tensors.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("report", REPORTS, ids=[report.thread for report in REPORTS])
+def test_of_the_same_tensors_all_commands_say_the_same(report, tmp_path, monkeypatch):
+    """`explain`, `check tensors`, `compare` and `assert_attention_close`, on the tensors of each public report."""
+    call = report.make()
+    if not call.q.numel() or not all(x.isfinite().all() for x in (call.q, call.k, call.v)):
+        pytest.skip("check tensors and compare take finite values, and head_dim of at least 1")
+    torch.save(of_file(call), tmp_path / "call.pt")
+    found = explain_call(read(tmp_path / "call.pt", Reading())["o"])
+    page = check_tensors(tmp_path / "call.pt", out=tmp_path)
+    verdicts = {f.where["tensor"]: f.where["verdict"] for f in page.judgement.findings if f.what == "explained"}
+    assert verdicts == {name: verdict.name for name, verdict, _ in found.verdicts}
+    text = unescape(page.page.read_text())
+    assert all(line.strip() in text for _, (line, *_) in groups(found))
+    if call.o.shape != (*call.q.shape[:3], call.v.shape[-1]):
+        return
+    name = f"kernel_{abs(hash(report.thread))}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import torch\ndef stored(*tensors, **options):\n    return torch.load({str(tmp_path / 'call.pt')!r})['o']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    question = ComparisonInputs(tmp_path / "call.pt")
+    try:
+        compared = compare("as_shipped", f"{name}:stored", question)
+    except ValueError as error:  # an output that is not finite, or inputs whose golden value is not
+        assert "accepted" in str(error)
+        return
+    row, words = compared.bounds.get("b"), "\n".join(comparison_lines(compared))
+    if found.verdict == Explained.ROUNDING and (found.times_bound or 0) <= 1:
+        assert row and row["times"] <= 1, words
+    elif row and found.dialect and found.where is None:
+        assert row["key"] == keys_of(found.dialect) and what(found.dialect) in words
+        with pytest.raises(AssertionError, match=f"{re.escape(what(found.dialect))}|see no key"):
+            assert_attention_close(call.o, call.q, call.k, call.v, precision=call.q.dtype, **call.options)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_check.explain.explanation import cause_of
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.closeness import closeness
+from attention_check.measure.closeness import NO_CAUSE, BoundCheck
 from attention_check.probe.capture import AS_IT_IS, Capture, captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.sampling import Sample, sampled
@@ -124,10 +125,11 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
     sample = sampled(q, k, v, DECODED if question.decode else ROWS, **options)
     a, b = KernelRef.of(a), KernelRef.of(b)
     fns = {kernel: _guarded(kernel) for kernel in (a, b)}
-    outs = {
-        "a": sample.taken(fns[a](q, k, v, **options)).double(),
-        "b": _of_b(fns[b], question, sample, q, k, v, options),
-    }
+    whole = {"a": fns[a](q, k, v, **options)} | ({} if question.decode else {"b": fns[b](q, k, v, **options)})
+    outs = {side: sample.taken(o).double() for side, o in whole.items()}
+    if question.decode:
+        alone = {name: x for name, x in options.items() if name != "causal"}
+        outs["b"] = _decoded(fns[b], sample, alone).double()
     golden = kernels.golden(sample.q, sample.k, sample.v, inputs=fmt, **sample.options)
     seen = sample.seeing(golden)
     outs = {side: o.where(seen, golden) for side, o in outs.items()}
@@ -142,10 +144,18 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
 
     difference = outs["a"] - outs["b"]
     distance = errors(difference) | dict(differing=(difference != 0).double().mean().item())
-    close = {side: closeness(o, sample.q, sample.k, sample.v, sample.options) for side, o in outs.items()}
+    sampled_call = sample.q, sample.k, sample.v, sample.options
+    bounds = {}
+    for side, o in outs.items():
+        check = BoundCheck.of(o, *sampled_call)
+        if check.finite:
+            call = (whole[side].double(), q, k, v, options) if side in whole else (o, *sampled_call)
+            found = cause_of(*call, check.precision) if check.over.any() else None
+            of_rows = dict(times=check.times.max().item(), rows=int(check.over.sum()), of=check.over.numel())
+            bounds[side] = of_rows | (asdict(found) if found else NO_CAUSE)
     return Compared(
         a.key, b.key, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
-        {side: row for side, rows in close.items() for row in rows}, distance,
+        bounds, distance,
     )  # fmt: skip
 
 
@@ -161,13 +171,6 @@ def _guarded(kernel):
         return answer.output.detach()
 
     return call
-
-
-def _of_b(fn, question, part, q, k, v, options):
-    """The compared rows of B, float64."""
-    if not question.decode:
-        return part.taken(fn(q, k, v, **options)).double()
-    return _decoded(fn, part, {name: x for name, x in options.items() if name != "causal"}).double()
 
 
 def _decoded(fn, part: Sample, options):

@@ -43,6 +43,8 @@ def explanation(call: CapturedCall) -> Explanation:
     Raises:
         Unfit: the tensors make no call of attention in any layout.
     """
+    if (mask := call.options.get("mask")) is not None:
+        call = replace(call, options=call.options | dict(mask=_narrowest(mask)))
     outcome = Distance.of(call, Dialect()) if _fits(call, Dialect()) else None
     exact = outcome and outcome.is_rounding and outcome.is_counted and (outcome.times_bound or 0.0) <= 1
     if not (exact or call.stated or call.declared) and (low := on_grid(call.q, call.k, call.v)):  # a kernel of 8 bits
@@ -314,6 +316,14 @@ def _not_finite(found: Scan, numbers: Distance, believed: float) -> Explanation:
     where = wrong_regions(wrong, found.places, (batch, heads, n_q, features))
     counts = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, **counts)
+
+
+def _narrowest(mask):
+    """A mask without the entries and heads in which it is the same."""
+    for dim in range(mask.ndim - 2):
+        first = mask.narrow(dim, 0, 1)
+        mask = first if torch.equal(first.expand_as(mask), mask) else mask
+    return mask
 
 
 def _fits(call, dialect):
