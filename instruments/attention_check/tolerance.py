@@ -61,11 +61,7 @@ class Tolerance:
 
 
 def declared(precision: Precision | FormatLike) -> Precision:
-    """Return a Precision as it is, or `Precision.kernel` of a format.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return a Precision as it is, or `Precision.kernel` of a format; raise a ValueError where it is neither."""
     return precision if isinstance(precision, Precision) else Precision.kernel(precision)
 
 
@@ -84,8 +80,7 @@ def tolerance(
     repeat.
 
     Args:
-        q: (..., n_q, d).
-        k: (..., n_kv, d), v: (..., n_kv, d_v); as `kernels.reference`.
+        q: (..., n_q, d), k: (..., n_kv, d), v: (..., n_kv, d_v); as `kernels.reference`.
         precision: the Precision that the kernel declares, or a format, for `Precision.kernel`.
         tiles: number of tiles of keys; None: tiles of BLOCK keys. It counts where sums are carried in fewer bits than
             FP32.

@@ -38,11 +38,7 @@ class Convention:
 
 
 def _has(name):
-    def fits(call):
-        value = call.options.get(name)
-        return value is not None and value is not False
-
-    return fits
+    return lambda call: call.options.get(name) is not None and call.options[name] is not False
 
 
 def _lacks(name):
@@ -158,20 +154,15 @@ CONVENTIONS = (
     Convention("layout", "all_bshd", "of tensors read as (batch, sequence, heads, head_dim)", selects=LAYOUT),
     Convention("layout", "inputs_bshd", "of q, k and v read as (batch, sequence, heads, head_dim)", selects=LAYOUT),
     Convention("layout", "o_bshd", "with its output as (batch, sequence, heads, head_dim)", selects=LAYOUT),
-    Convention("layout", "q_bshd", "of q read as (batch, sequence, heads, head_dim)", FAULT),
-    Convention("layout", "kv_bshd", "of k and v read as (batch, sequence, heads, head_dim)", FAULT),
-    Convention("layout", "k_bshd", "of k read as (batch, sequence, heads, head_dim)", FAULT),
-    Convention("layout", "v_bshd", "of v read as (batch, sequence, heads, head_dim)", FAULT),
+    *(Convention("layout", f"{of}_bshd", f"of {' and '.join(of)} read as (batch, sequence, heads, head_dim)", FAULT)
+      for of in ("q", "kv", "k", "v")),
     Convention("layout", "o_reshaped", "with its output reshaped from (batch, sequence, heads, head_dim), where it "
                "should be transposed", FAULT),
-    *(Convention("layout", f"{name}_reshaped", f"of {name} read with the strides of (batch, sequence, heads, head_dim)",
-                 FAULT) for name in "qkv"),
+    *(Convention("layout", f"{of}_reshaped", f"of {words} with the strides of (batch, sequence, heads, head_dim)",
+                 FAULT) for of, words in dict(q="q read", k="k read", v="v read", inputs="q, k and v read",
+                                            all="tensors read and written").items()),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT) for name in "qkv"),
-    Convention("layout", "inputs_reshaped", "of q, k and v read with the strides of (batch, sequence, heads, head_dim)",
-               FAULT),
-    Convention("layout", "all_reshaped", "of tensors read and written with the strides of (batch, sequence, heads, "
-               "head_dim)", FAULT),
     Convention("layout", "o_flat_reshaped", "with its output viewed as (batch, sequence, heads * head_dim), where it "
                "should be transposed first", FAULT),
     Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE),
@@ -187,10 +178,8 @@ CONVENTIONS = (
     Convention("mask", "ignored", "without the mask", FAULT, _has("mask")),
     Convention("mask", "inverted", "with the boolean mask of the other polarity: True is hidden", fits=_boolean,
                selects=BOOLEAN),
-    Convention("mask", "triangle_bottom_right", "with the mask's triangle aligned bottom-right",
-               fits=_triangle(0), selects=ALIGNED),
-    Convention("mask", "triangle_top_left", "with the mask's triangle aligned top-left",
-               fits=_triangle(1), selects=ALIGNED),
+    *(Convention("mask", f"triangle_{key}", f"with the mask's triangle aligned {key.replace('_', '-')}",
+                 fits=_triangle(i), selects=ALIGNED) for i, key in enumerate(("bottom_right", "top_left"))),
     Convention("mask", "added", "with the boolean mask added to the scores as 0 and 1", FAULT, _boolean,
                selects=BOOLEAN),
     Convention("mask", "truth", "with the mask's numbers taken for truth values: what is not 0 is seen", fits=_numbers,
@@ -231,16 +220,14 @@ CONVENTIONS = (
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
     Convention("softmax", "not_divided", "not divided by its row sum", FAULT),
     Convention("softmax", "plus_one", "with 1 added to the row sum (softmax off by one, a sink of 0)"),
-    Convention("roles", "q_and_k_swapped", "with q and k exchanged", FAULT),
-    Convention("roles", "k_and_v_swapped", "with k and v exchanged", FAULT),
-    Convention("roles", "q_and_v_swapped", "with q and v exchanged", FAULT),
-    Convention("roles", "v_one_later", "with each value that of the key before", FAULT),
-    Convention("roles", "v_one_earlier", "with each value that of the key behind", FAULT),
-    Convention("roles", "k_one_later", "with each key replaced by the one before, and values as they are", FAULT),
-    Convention("roles", "k_one_earlier", "with each key replaced by the one behind, and values as they are", FAULT),
+    *(Convention("roles", f"{a}_and_{b}_swapped", f"with {a} and {b} exchanged", FAULT) for a, b in ("qk", "kv", "qv")),
+    *(Convention("roles", f"{of}_one_{key}", words.format(side), FAULT) for of, words in (
+        ("v", "with each value that of the key {}"),
+        ("k", "with each key replaced by the one {}, and values as they are"),
+    ) for key, side in (("later", "before"), ("earlier", "behind"))),
     Convention("roles", "negative", "with the opposite sign of its scores", FAULT),
-    Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT),
-    Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT),
+    *(Convention("roles", f"{half}_half", f"with scores of the {half} half of the features alone", FAULT)
+      for half in ("first", "last")),
     *(Convention("roles", f"first_{d}", f"with scores of the first {d} features alone", FAULT,
                  lambda call, d=d: d < call.q.shape[-1] != 2 * d) for d in (16, 32, 64, 96, 128)),
     *(Convention("roles", f"{of}_{norm}", f"with {' and '.join(of)} normalised to {words}", FAULT)
@@ -310,10 +297,8 @@ def what(dialect: Mapping[str, Any]) -> str:
 
 def keys_of(dialect: Mapping[str, Any]) -> str:
     """The changes of a Dialect, with "+" between them: keys of conventions, and aspect=number of what was fitted."""
-    return "+".join(
-        BY_CHOICE[change].key if change in BY_CHOICE else f"{change[0]}={_written(change[1])}"
-        for change in dialect.items()
-    )
+    fitted = {name: f"{name}={x:.4g}" if isinstance(x, float) else f"{name}={x}" for name, x in dialect.items()}
+    return "+".join(BY_CHOICE[change].key if change in BY_CHOICE else fitted[change[0]] for change in dialect.items())
 
 
 def of_keys(keys: str) -> str:
@@ -327,10 +312,6 @@ def _change(key):
         return BY_KEY[key].aspect, BY_KEY[key].choice
     number = literal_eval(value)
     return aspect, float(number) if isinstance(number, int) else number
-
-
-def _written(number):
-    return f"{number:.4g}" if isinstance(number, float) else f"{number}"
 
 
 def is_of_keys(text: str) -> bool:

@@ -33,10 +33,7 @@ class Group:
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect, entry: int, kv_head: int) -> "Group":
-        """
-        Raises:
-            Unfit: the shapes make no call, or the dialect has no gradients of one group of heads.
-        """
+        """Raises Unfit where the shapes make no call, or the dialect has no gradients of one group of heads."""
         _refuse_unlike(dialect)
         q, k = (as_read(getattr(call, name), name, dialect.layout) for name in "qk")
         group = q.shape[1] // k.shape[1]
@@ -62,17 +59,12 @@ def _refuse_unlike(dialect: Dialect) -> None:
 
 
 def turned(call: CapturedCall, dialect: Dialect, name: str, like: str) -> Tensor:
-    """One of the other tensors as (batch, heads, sequence, ...), read as the tensor that it is `like`: "q", "k", "v" or
-    "o"."""
+    """One of the other tensors as (batch, heads, sequence, ...), read as one of q, k, v and o."""
     return as_read(call.others[name], like, dialect.layout)
 
 
 def of_rows(x: Tensor, name: str, shape: tuple[int, int, int]) -> Tensor:
-    """A number of each row, "lse" or "dlse", as (batch, heads, n_q).
-
-    Raises:
-        Unfit: it has another shape.
-    """
+    """A number of each row, "lse" or "dlse", as (batch, heads, n_q); raises Unfit where it has another shape."""
     batch, heads, n_q = shape
     as_read = x.transpose(1, 2) if x.shape == (batch, n_q, heads) != shape else x
     if as_read.shape != shape:

@@ -142,11 +142,6 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     bases += [Dialect(mask="ignored")] if mask is not None else []
     bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
     bases = [each for each in dict.fromkeys(bases) if each.softmax not in SOFTMAX_OVER]  # they need all rows
-    yield from fitted(call, bases, [] if tried is None else tried)
-
-
-def fitted(call: CapturedCall, bases: Sequence[Dialect], tried: list[Rated]) -> Iterator[Rated]:
-    """As `holding`, of dialects beside some, the likelier first. Keys and windows come first, as they cost least."""
     reader = Reader(call, _room(call))
     try:
         believed = reader.rows(Dialect()).seen
@@ -158,10 +153,13 @@ def fitted(call: CapturedCall, bases: Sequence[Dialect], tried: list[Rated]) -> 
             samples.append(Sample(reader, base, believed))
         except Unfit:
             continue
-    for found in (_discrete(reader, samples, believed), _continuous(samples)):
+    for found in (_discrete(reader, samples, believed), _continuous(samples)):  # the first cost least
         rated = [each for each in found if each[0] not in bases]
-        tried += rated
-        yield from _held(call, rated)
+        if tried is not None:
+            tried += rated
+        near = [each for each in rated if each[1] <= NEAR]
+        held = [each for each in near if each[1] <= HELD_OUT * rounding_of(call, each[0])]
+        yield from sorted(held, key=lambda each: len(each[0].changes()))
 
 
 def _room(call):
@@ -173,18 +171,16 @@ def _room(call):
     return entries, max(min(heads, room // (entries * rows * n_kv)), LEAST[1]), rows
 
 
-def _held(call, rated):
-    """Those that hold, of fewest changes first, and of these the first that was tried."""
-    near = [each for each in rated if each[1] <= NEAR]
-    holds = [each for each in near if each[1] <= HELD_OUT * rounding_of(call, each[0])]
-    return sorted(holds, key=lambda each: len(each[0].changes()))
-
-
 def _discrete(reader, samples, believed) -> Iterator[Rated]:
-    """Dialects beside the samples' with the windows, the range of keys or the order of heads that is nearest."""
+    """Dialects beside the samples' with the windows, the range of keys, the order of heads or their k and v that is
+    nearest."""
     few = Reader(reader.call, FEWEST)
-    for sample in samples:
-        for dialect in _seen_keys(few, sample.base):
+    for base in (sample.base for sample in samples):
+        try:
+            made = [*_windows(few, base), _range(few, base), _heads(few.call, base), own_sources(few.call, base)]
+        except Unfit:
+            continue
+        for dialect in made:  # of one query, a window and a range of keys are the same: a window is likelier
             try:
                 other = Sample(reader, dialect, believed)
             except Unfit:
@@ -198,14 +194,10 @@ def _continuous(samples) -> Iterator[Rated]:
     for family in FAMILIES:
         begun = [(*_coarse(sample, family), sample) for sample in samples if _applies(sample, family)]
         if begun:
-            chosen = min(begun, key=lambda each: each[0]), min(begun, key=_simplest)
+            simplest = min(begun, key=lambda each: (len(each[2].base.changes()), each[0]))
+            chosen = min(begun, key=lambda each: each[0]), simplest
             for _, values, sample in {id(each[2]): each for each in chosen}.values():
                 yield _refined(sample, family, values)
-
-
-def _simplest(each):
-    residual, _, sample = each
-    return len(sample.base.changes()), residual
 
 
 def _applies(sample, family):
@@ -289,17 +281,6 @@ def _kept(sample, numbers):
         if (due - without).square().sum() > off**2 * due.square().sum():
             kept[aspect] = x
     return kept
-
-
-def _seen_keys(few, base) -> Iterator[Dialect]:
-    """The dialect with the range of keys, the window, the order of heads or their k and v that is nearest."""
-    try:
-        yield from _windows(few, base)  # of one query, a window and a range of keys are the same: a window is likelier
-        yield _range(few, base)
-        yield _heads(few.call, base)
-        yield own_sources(few.call, base)
-    except Unfit:
-        return
 
 
 def _range(few, base):

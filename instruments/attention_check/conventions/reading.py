@@ -96,11 +96,7 @@ class CapturedCall:
         return baseline_of(self.fmt, Format.of(self.o.dtype))(q, k, v, **rows.options()).double()
 
     def rows(self, dialect: Dialect, most: tuple[int, int, int] = SAMPLED, places: Places | None = None) -> Rows:
-        """The sampled rows in a dialect; most, places: as of a Reader.
-
-        Raises:
-            Unfit: the shapes make no call of attention.
-        """
+        """The sampled rows in a dialect; most, places: as of a Reader. Raises Unfit where the shapes make no call."""
         return Reader(self, most, places).rows(dialect)
 
 
@@ -122,11 +118,7 @@ class Reader:
         self._tensors, self._biases = lru_cache(2)(self._read), lru_cache(4)(self._bias)
 
     def rows(self, dialect: Dialect) -> Rows:
-        """The sampled rows in a dialect.
-
-        Raises:
-            Unfit: the shapes make no call of attention.
-        """
+        """The sampled rows in a dialect; raises Unfit where the shapes make no call of attention."""
         over = SOFTMAX_OVER.get(dialect.softmax)
         how = dialect.layout, dialect.roles, dialect.heads, dialect.sources
         q, k, v, o, S, shape, places = self._tensors(*how, over)
@@ -244,14 +236,8 @@ def _normed(x, power):
 
 
 def as_read(x: Tensor, name: str, layout: str) -> Tensor:
-    """A tensor as (batch, heads, sequence, features), of a Dialect's layout.
-
-    Args:
-        name: that it is laid out as, of "q", "k", "v" and "o".
-
-    Raises:
-        Unfit: heads of so many features do not fill its last dimension.
-    """
+    """A tensor that is laid out as "q", "k", "v" or "o", as (batch, heads, sequence, features), of a Dialect's layout;
+    raises Unfit where heads of so many features do not fill its last dimension."""
     if layout.startswith(FLAT):
         features = int(layout.removeprefix(FLAT))
         if x.shape[-1] % features:
@@ -321,12 +307,9 @@ def _slopes(heads):
 
 
 def _window(options, choice):
-    left, right = options.get("window") or (None, None)
     if isinstance(choice, tuple):
         return choice
-    if choice == "ignored":
-        return None, None
-    return left, right
+    return choice != "ignored" and options.get("window") or (None, None)
 
 
 def _masked(mask, choice, entries, heads_at, rows, shape):
@@ -355,13 +338,9 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         return (mask.double() * 0.0 if mask.dtype == torch.bool else mask.double()).where(mask > HIDDEN, 0.0)
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
-    if choice == "inverted":
-        return _hiding(mask)
-    if choice == "truth":  # numbers taken for truth values: what is not 0 is seen
-        return _hiding(mask == 0)
-    if choice == "hidden":  # numbers taken for truth values: what is not 0 is hidden
+    if choice in ("inverted", "hidden"):  # of numbers what is not 0 is hidden
         return _hiding(mask != 0)
-    return _hiding(~mask) if mask.dtype == torch.bool else mask.double()
+    return _hiding(mask == 0) if mask.dtype == torch.bool or choice == "truth" else mask.double()
 
 
 def _hiding(hidden):

@@ -63,14 +63,11 @@ class WrongTiles:
 
 def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows, Tensor] | None:
     """Solve each row of an output for the weights of tiles, of the largest size at which that holds: it leaves no more
-    than rounding on every other feature, which nothing was fitted to.
+    than rounding on every other feature, which nothing was fitted to. Raises Unfit where the shapes make no call.
 
     Returns:
         What is wrong, the rows, and in which of them, bool (entries, heads, rows, 1). None where no size holds, or no
         weight is off.
-
-    Raises:
-        Unfit: the shapes make no call of attention in this dialect.
     """
     rows = call.rows(dialect)
     if dialect.softmax in SOFTMAX_OVER:

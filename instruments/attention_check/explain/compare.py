@@ -111,10 +111,7 @@ class Compared:
 
 def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs | None = None) -> Compared:
     """Two kernels on the same inputs: how far each is from the golden value and from the other, and what has the error
-    of one that is beyond its own bound (`closeness.closeness`).
-
-    Args:
-        a, b: KernelRefs, or the texts of them.
+    of one that is beyond its own bound. a, b: KernelRefs, or the texts of them.
 
     Raises:
         ValueError: there is no such kernel, or it gives no finite output of attention; the inputs cannot be had.
@@ -160,33 +157,23 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
 
 
 def _guarded(kernel):
-    fn = kernels.plain(kernel)
+    fn, accepted = kernels.plain(kernel), "accepted are kernels that answer on these inputs"
 
     def call(q, k, v, **options):
         answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
         if answer.outcome != Outcome.ANSWERED:
-            raise ValueError(
-                f"kernel: {kernel.label} {answer.problem}; accepted are kernels that answer on these inputs"
-            )
+            raise ValueError(f"kernel: {kernel.label} {answer.problem}; {accepted}")
         return answer.output.detach()
 
     return call
 
 
 def _decoded(fn, part: Sample, options):
-    """The rows of a Sample, each alone with the keys up to its own."""
-    at = _last_keys(part)
-    rows = [
-        fn(part.q[:, :, i : i + 1].contiguous(), *(x[:, :, : j + 1].contiguous() for x in (part.k, part.v)), **options)
-        for i, j in enumerate(at)
-    ]
-    return torch.cat(rows, 2)
-
-
-def _last_keys(part):
-    """The last key that each row of a causal Sample of as many queries as keys sees."""
+    """The rows of a causal Sample of as many queries as keys, each alone with the keys up to its own."""
     mask, n = part.options["mask"], part.k.shape[2]
-    return [*range(n)] if mask is None else (mask.reshape(-1, mask.shape[-2], n)[0].sum(-1) - 1).tolist()
+    ends = range(1, n + 1) if mask is None else mask.reshape(-1, mask.shape[-2], n)[0].sum(-1).tolist()
+    tensors = ((part.q[:, :, i : i + 1], part.k[:, :, :end], part.v[:, :, :end]) for i, end in enumerate(ends))
+    return torch.cat([fn(*(x.contiguous() for x in each), **options) for each in tensors], 2)
 
 
 def comparison_lines(found: Compared) -> list[str]:

@@ -54,16 +54,15 @@ class Distance:
         over, (rule, own) = over_bound(rows, golden, call), _beside_baseline(rows, golden, call)
         bound = None if over is None else over.nan_to_num(0.0).max().item()
         rows = replace(rows, o=rows.o.where(mask.counted[..., None], golden))
-        (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(call, dialect), ENOUGH * own)
+        rounding, count = max(rounding_of(call, dialect), ENOUGH * own), math.prod(rows.shape[:3])
+        count = count if call.at is None else math.prod(map(len, call.at))
         terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
         size = torch.maximum(golden.square(), terms).where(mask.counted[..., None], 0.0).sum()
-        off = (
-            ((rows.o - golden).where(mask.counted[..., None], 0.0).square().sum() / size).sqrt().nan_to_num(0.0).item()
-        )
+        error = (rows.o - golden).where(mask.counted[..., None], 0.0).square().sum()
+        off = (error / size).sqrt().nan_to_num(0.0).item()
         return cls(
             rows, fit(rows, golden), call.fmt, bound, rule, int(mask.nan.sum()),
-            int(mask.hidden_nan.sum()), blind, batch * heads * n_q, rounding, off,
-            call.declared is not None,
+            int(mask.hidden_nan.sum()), blind, count, rounding, off, call.declared is not None,
         )  # fmt: skip
 
     @property
@@ -77,9 +76,9 @@ class Distance:
 
     @property
     def holds(self) -> bool:
-        """Whether the rows that count are within rounding of the dialect."""
+        """Whether the rows that count are within rounding of the dialect, or near enough where it has no bound."""
         if self.times_bound is None:
-            return self.is_right
+            return self.residual <= UNITS * self.fmt.unit_roundoff
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
         by_rule = by_rule and not self.strict and self.of_terms <= UNITS * self.fmt.unit_roundoff
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
@@ -91,11 +90,6 @@ class Distance:
         return counted >= 0.5 or self.blind_rows != "other"
 
     @property
-    def is_right(self) -> bool:
-        """Near enough, in a dialect that has no bound."""
-        return self.times_bound is None and self.residual <= UNITS * self.fmt.unit_roundoff
-
-    @property
     def is_even(self) -> bool:
         """Whether no row is much worse than most."""
         counted = self.fit.counted
@@ -104,16 +98,10 @@ class Distance:
     def explained(
         self, verdict: Verdict, believed: float | None = None, looked_at: int | None = None, **more: Any
     ) -> Explanation:
-        """An Explanation with these numbers.
-
-        Args:
-            believed: the residual as believed; None is this one. looked_at: rows; None are the sampled ones.
-            more: fields.
-        """
+        """An Explanation with these numbers, and more fields. believed: the residual as believed; None is this one.
+        looked_at: rows; None are the sampled ones."""
         looked_at = self.fit.residual_by_row.numel() if looked_at is None else looked_at
-        fields: dict[str, Any] = (
-            dict(nan_rows=self.nan_rows, hidden_nan=self.hidden_nan, blind_rows=self.blind_rows) | more
-        )
+        fields: dict[str, Any] = {name: getattr(self, name) for name in ("nan_rows", "hidden_nan", "blind_rows")} | more
         return Explanation(
             verdict, self.rows.dialect.changes(), self.fmt.name, self.times_bound, self.times_rule, self.residual,
             self.residual if believed is None else believed, rows=(looked_at, self.count), **fields,

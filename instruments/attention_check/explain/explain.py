@@ -47,12 +47,9 @@ def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
     stored = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
     try:
         named = by_meaning(stored)
-        for name in ("q", "k", "v", "o"):
-            if name not in named:
-                accepted = ", ".join(NAMES[name])
-                raise ValueError(
-                    f"{name}: it is not in the file, which has {', '.join(stored)}; accepted is {accepted}"
-                )
+        for name in (name for name in "qkvo" if name not in named):
+            names, held = ", ".join(NAMES[name]), ", ".join(stored)
+            raise ValueError(f"{name}: it is not in the file, which has {held}; accepted is {names}")
         outputs = {name: named[name] for name in ("o", SECOND) if name in named}
         options = reading.options(option_values(named))
         q, k, v = (named[name] for name in "qkv")
@@ -82,11 +79,7 @@ def _beside(stored):
 
 def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
     """A tensor as (batch, heads, sequence, features), a log-sum-exp as (batch, heads, sequence): of three dimensions it
-    has no batch, of two no heads either.
-
-    Raises:
-        ValueError: it has no accepted dtype, or another number of dimensions.
-    """
+    has no batch, of two no heads either. Raises a ValueError where it has no accepted dtype, or other dimensions."""
     of_rows = name in ("lse", "dlse")
     x = x[..., 0] if of_rows and isinstance(x, Tensor) and x.ndim == 4 and x.shape[-1] == 1 else x
     most = 3 if of_rows else 4  # dimensions
@@ -102,8 +95,8 @@ def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
 
 
 def captured_call(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, reading: Reading | None = None,
-    options: Mapping[str, Any] | None = None, beside: Mapping[str, Tensor] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, reading: Reading, options: Mapping[str, Any],
+    beside: Mapping[str, Tensor],
 ) -> CapturedCall:  # fmt: skip
     """The call of tensors in a layout.
 
@@ -115,12 +108,10 @@ def captured_call(
     Raises:
         ValueError: a tensor has another number of dimensions, or no accepted dtype; or the sequences are not accepted.
     """
-    reading, beside = reading or Reading(), beside or {}
-    layout = reading.layout
-    masks = {}
+    layout, masks = reading.layout, {}
     if starts := {name: x for name, x in beside.items() if name in STARTS}:
-        masks = with_lengths_of_q(q, k, starts, options or {})
-        layout, options = "bshd", kept_apart(q, k, starts, options or {})
+        masks = with_lengths_of_q(q, k, starts, options)
+        layout, options = "bshd", kept_apart(q, k, starts, options)
     found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
     others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in (*SCALES, *STARTS)}
     scales = {name: x for name, x in beside.items() if name in SCALES}
@@ -138,7 +129,7 @@ def captured_call(
         found |= {name: found[name].to(dtype) for name in "qkv"}
         found["o"] = _narrowed(found["o"], dtype)
         others |= {name: _narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
-    held = {name: x for name, x in (options or {}).items() if x is not None}
+    held = {name: x for name, x in options.items() if x is not None}
     q, k, v, o = (found[name] for name in ("q", "k", "v", "o"))
     numbers = {name: x.item() for name, x in scales.items() if x.numel() == 1}
     call = CapturedCall(q, k, v, o, held, others, stated, numbers, masks=masks)
@@ -195,11 +186,7 @@ def _broadcasts(shape, to):
 
 
 def explain_call(call: CapturedCall) -> Explanation:
-    """What an output is, and what came with it.
-
-    Raises:
-        Unfit: the tensors make no call of attention in any layout.
-    """
+    """What an output is, and what came with it; raises Unfit where the tensors make no call in any layout."""
     found = explanation(call)
     of = dict(q_scale="scale", k_scale="scale", v_scale="factor")  # what an output is off by that lacks it
     numbers = {name: found.dialect.get(of[name]) for name in call.scales}

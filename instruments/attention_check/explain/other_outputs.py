@@ -70,10 +70,7 @@ class RightGradients:
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect, choices: list[Convention]) -> "RightGradients":
-        """
-        Raises:
-            Unfit: there are no gradients of the dialect, or they are too many to compute.
-        """
+        """Raises Unfit where there are no gradients of the dialect, or they are too many to compute."""
         q, k = (as_read(getattr(call, name), name, dialect.layout) for name in "qk")
         (batch, heads, n_q, d), (_, kv_heads, n_kv, _) = q.shape, k.shape
         if (cost := PASSES * heads // kv_heads * n_q * n_kv * d) > 4 * PRODUCTS:
@@ -138,11 +135,7 @@ class RightGradients:
 
 
 def gradient(right: RightGradients, name: str) -> OtherOutput:
-    """What one gradient is. name: of GRADIENTS.
-
-    Raises:
-        Unfit: its shape is not that of the tensor that it is of.
-    """
+    """What one of GRADIENTS is; raises Unfit where its shape is not that of the tensor that it is of."""
     x, as_read = _in_a_known_shape(right, name)
     due, bounds = right.of_heads(name, right.values), right.bounds(name)
     if not due.isfinite().any():
@@ -326,14 +319,8 @@ WITHOUT_SINKS = dict(sinks="ignored")  # what is added to o afterwards needs it 
 
 
 def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Convention]) -> OtherOutput:
-    """What the log-sum-exp of a call is, of all rows, or of evenly spread ones as `scan` takes them.
-
-    Args:
-        choices: conventions that it may follow where the output does not.
-
-    Raises:
-        Unfit: its shape is not that of rows.
-    """
+    """What the log-sum-exp of a call is, of all rows, or of evenly spread ones as `scan` takes them. choices:
+    conventions that it may follow where the output does not. Raises Unfit where its shape is not that of rows."""
     sample = call.rows(dialect)
     batch, heads, n_q, _ = sample.shape
     x = of_rows(call.others["lse"], "lse", (batch, heads, n_q))
@@ -368,12 +355,8 @@ def _other_log_sum_exps(
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
     """What may be given for a log-sum-exp: the key of the change, it, and its dialect."""
     due, m = log_sum_exp(rows), scores(rows).amax(-1)
-    yield "base_2", due / math.log(2), {}
-    yield "negative", -due, {}
-    yield "maximum", m, {}
-    yield "without_maximum", due - m, {}
-    yield "unscaled_maximum", due - m + m / rows.scale, {}
-    yield "sum", (due - m).exp(), {}
+    made = dict(base_2=due / math.log(2), negative=-due, maximum=m, without_maximum=due - m, sum=(due - m).exp())
+    yield from ((key, x, {}) for key, x in (made | dict(unscaled_maximum=due - m + m / rows.scale)).items())
     for each in choices:
         dialect = changed(rows.dialect, each.aspect, each.choice)
         try:

@@ -54,12 +54,11 @@ class Cut:
 
     def of(self, call: Capture) -> Capture:
         """What is left of a call."""
-        group = call.q.shape[1] // call.k.shape[1]
+        group, options = call.q.shape[1] // call.k.shape[1], dict(call.options)
         heads = [g * group + place for g in self.groups for place in self.places]
         q = _at(call.q, self.batch, heads, self.rows, self.features)
-        k = _at(call.k, self.batch, self.groups, self.keys, self.features)
-        v = _at(call.v, self.batch, self.groups, self.keys, self.values)
-        options = dict(call.options)
+        k, v = (_at(x, self.batch, self.groups, self.keys, of)
+                for x, of in ((call.k, self.features), (call.v, self.values)))  # fmt: skip
         if "mask" in options:
             full = options["mask"].expand(*call.q.shape[:3], call.k.shape[2])
             options["mask"] = _at(full, self.batch, heads, self.rows, self.keys)
@@ -107,12 +106,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A call made small.
-
-    Attributes:
-        kernel: which. failure: at the small call. call: the small call. cut: what it is of the whole one.
-        whole: the Cut that leaves nothing out.
-    """
+    """A call made small, and how a kernel fails at it. cut: what it is of the whole one; whole: leaves nothing out."""
 
     kernel: KernelRef
     failure: Failure
@@ -145,8 +139,8 @@ def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
 
 
 def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
-    """Few of some items, in their order, for which `stays` still holds, as it does for all: halves, then what is left
-    without one block after the other, in blocks of a half to a 32nd."""
+    """Few of some items, in their order, for which `stays` still holds, as it does for all: halves, then all but a
+    block, one block after the other, of a half to a 32nd."""
     while len(items) > 1:
         middle = len(items) // 2
         half = next((half for half in (items[:middle], items[middle:]) if stays(half)), None)

@@ -41,16 +41,13 @@ class WrongRegions:
 
 
 def wrong_regions(wrong: Tensor, places: tuple[Tensor, ...], shape: tuple[int, int, int, int]) -> WrongRegions:
-    """Where the wrong values lie.
+    """Where the wrong values lie, bool (entries, heads, rows, features) of sampled rows.
 
     Args:
-        wrong: bool (entries, heads, rows, features) of sampled rows.
         places: the indices that were sampled of the first three axes. shape: of the whole output.
     """
-    axes = (*places, torch.arange(shape[3]))
-    ranges = [_ranges(wrong, axis, at) for axis, at in enumerate(axes)]
-    entries, heads, rows, features = ranges
-    return WrongRegions(wrong.any(-1).double().mean().item(), entries, heads, rows, features, shape)
+    ranges = [_ranges(wrong, axis, at) for axis, at in enumerate((*places, torch.arange(shape[3])))]
+    return WrongRegions(wrong.any(-1).double().mean().item(), *ranges, shape)
 
 
 def _ranges(wrong, axis, at):
@@ -88,8 +85,7 @@ class OtherOutput:
     Attributes:
         name: "lse", "dq", "dk" or "dv".
         residual: of a gradient, root mean square of the error over that of the right gradient; of a log-sum-exp, root
-            mean square of the difference. times: the largest error over the largest that is rounding
-            (`gradients.SameRows.allowed`; of a log-sum-exp, its bound).
+            mean square of the difference. times: the largest error over the largest that is rounding.
         change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
             found. factor: of a change that is one. dialect: that which it is of, where it is not the output's.
         where: the parts that are wrong; None where none are, or all.
