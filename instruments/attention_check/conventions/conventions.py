@@ -51,31 +51,13 @@ def _other_scale(call):
     return scale is not None and abs(scale * scale * d - 1) > 1e-6
 
 
-def _gqa(call):
-    """In the believed layout, or with heads and sequence exchanged."""
-    return any(1 < call.k.shape[at] < call.q.shape[at] for at in (1, 2))
-
-
-def _other_lengths(call):
-    """In the believed layout, or with heads and sequence exchanged."""
-    return call.q.shape[1:3] != call.k.shape[1:3]
-
-
 def _top_left(call):
-    return _other_lengths(call) and (_has("causal")(call) or _lacks("mask")(call))
+    """With other lengths of q and k, in the believed layout or with heads and sequence exchanged."""
+    return call.q.shape[1:3] != call.k.shape[1:3] and (_has("causal")(call) or _lacks("mask")(call))
 
 
 def _mask(test):
     return lambda call: call.options.get("mask") is not None and test(call.options["mask"])
-
-
-def _of_entries_or_heads(call):
-    """Of as many heads as entries, a mask that differs from one to the other."""
-    return call.q.shape[0] == call.q.shape[1] and (_of_entries(call) or _of_heads(call))
-
-
-def _square(call):
-    return _has("mask")(call) and call.q.shape[2] == call.k.shape[2]
 
 
 def _triangle(offset):
@@ -100,11 +82,6 @@ def _flat(features):
         return (heads == 1 or batch == 1 and d > LARGEST_HEAD) and d > features and d % features == 0
 
     return fits
-
-
-def _in_chunks(keys):
-    """Whether rows are in several chunks of so many keys."""
-    return lambda call: (call.k.shape[2] - call.q.shape[2]) // keys < (call.k.shape[2] - 1) // keys
 
 
 FAULT = True
@@ -189,12 +166,14 @@ CONVENTIONS = (
     Convention("mask", "first_entry", "with the mask of the first entry of the batch in all", FAULT, _of_entries),
     Convention("mask", "first_head", "with the mask of the first head in all", FAULT, _of_heads),
     Convention("mask", "entries_as_heads", "with the mask's entries taken for heads, and its heads for entries", FAULT,
-               _of_entries_or_heads),
+               lambda call: call.q.shape[0] == call.q.shape[1] and (_of_entries(call) or _of_heads(call))),
     *(Convention("mask", choice, f"with keys of each sequence at {words}", FAULT,
                  lambda call, choice=choice: choice in call.masks) for choice, words in PACKED.items()),
     Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),
-    Convention("mask", "transposed", "with the mask transposed", FAULT, _square),
-    Convention("heads", "interleaved", "with query head h sharing key head h modulo their number", fits=_gqa,
+    Convention("mask", "transposed", "with the mask transposed", FAULT,
+               lambda call: _has("mask")(call) and call.q.shape[2] == call.k.shape[2]),
+    Convention("heads", "interleaved", "with query head h sharing key head h modulo their number",
+               fits=lambda call: any(1 < call.k.shape[at] < call.q.shape[at] for at in (1, 2)),
                selects={"torch": "enable_gqa=True repeats each key head for neighbouring query heads"}),
     Convention("heads", "first", "with the first head of k and v in all", FAULT, lambda call: call.k.shape[1] > 1),
     Convention("heads", "reversed", "with its heads in the reverse order", FAULT),
@@ -213,7 +192,8 @@ CONVENTIONS = (
     *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the "
                  "rest of their own tile", FAULT, lambda call, keys=keys: call.k.shape[2] > keys) for keys in TILES),
     *(Convention("causal", f"chunks_of_{keys}", f"with a causal mask within chunks of {keys} keys"
-                 + ", as if tiles before a row's own were lost" * (keys <= LOST), keys <= LOST, _in_chunks(keys))
+                 + ", as if tiles before a row's own were lost" * (keys <= LOST), keys <= LOST,
+                 lambda call, n=keys: (call.k.shape[2] - call.q.shape[2]) // n < (call.k.shape[2] - 1) // n)
       for keys in CHUNKS),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
@@ -265,15 +245,10 @@ def _of_sources(sources):
         return "heads take k and v of other entries and heads"
     moved = [f"entries take k and v of entries {_few(entries)}"] if entries != [*range(len(sources))] else []
     usual = heads == [i * (max(heads) + 1) // len(heads) for i in range(len(heads))]
-    return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of {_heads_of(heads)}"])
-
-
-def _heads_of(heads):
-    """Heads of k, those of q in their order: runs of one head where there are few, else the first numbers."""
     runs = [(head, [i for i, _ in run]) for head, run in groupby(enumerate(heads), key=lambda each: each[1])]
-    if len(runs) > MOST_RUNS:
-        return f"heads {_few(heads)}"
-    return ", ".join(f"head {head} (heads {at[0]} to {at[-1]})" for head, at in runs)
+    listed = ", ".join(f"head {head} (heads {at[0]} to {at[-1]})" for head, at in runs)
+    of = f"heads {_few(heads)}" if len(runs) > MOST_RUNS else listed
+    return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of {of}"])
 
 
 def what(dialect: Mapping[str, Any]) -> str:

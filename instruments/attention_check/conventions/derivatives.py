@@ -123,7 +123,7 @@ def by_hand(group: Group, P_of: Callable[[Rows], Tensor] = weights, **wrong) -> 
         P, dS = of_scores(part, P_of(part.rows), **wrong)
         parts.append((dS @ k, (dS.mT @ q[:, :, at]).sum(1), (P.mT @ part.dO).sum(1)))
     dq, dk, dv = zip(*parts)
-    return dict(dq=torch.cat(dq, 2)[0], dk=sum(dk)[0], dv=group.rows.dialect.factor * sum(dv)[0])
+    return dict(dq=torch.cat(dq, 2)[0], dk=torch.cat(dk).sum(0), dv=group.rows.dialect.factor * torch.cat(dv).sum(0))
 
 
 def _chunks(rows):

@@ -192,7 +192,9 @@ def _continuous(samples) -> Iterator[Rated]:
     """Dialects with the numbers of each family that are nearest, beside the sample that comes nearest with them, and
     beside that of fewest changes."""
     for family in FAMILIES:
-        begun = [(*_coarse(sample, family), sample) for sample in samples if _applies(sample, family)]
+        begun: list[tuple[float, list[float], Sample]] = [
+            (*_coarse(sample, family), sample) for sample in samples if _applies(sample, family)
+        ]
         if begun:
             simplest = min(begun, key=lambda each: (len(each[2].base.changes()), each[0]))
             chosen = min(begun, key=lambda each: each[0]), simplest
@@ -217,8 +219,8 @@ def _values(sample, aspect):
     return values + [-x for x in values] if aspect in SIGNED else values
 
 
-def _coarse(sample, family):
-    """The residual of the nearest of some values on the first half, and these values."""
+def _coarse(sample, family) -> tuple[float, list[float], Sample]:
+    """The residual of the nearest of some values on the first half, these values, and the sample."""
     numbers, solve = [aspect for aspect in family if aspect != FACTOR], FACTOR in family
     if family == ("scale", "softcap"):  # in c tanh(x / c) any part may be forgotten
         cap = sample.reader.call.options["softcap"]
@@ -233,7 +235,7 @@ def _coarse(sample, family):
         far = error[sample.first[..., part]].square().sum().item() / size
         if far < best[0]:
             best = far, list(values)
-    return best
+    return *best, sample
 
 
 def _refined(sample, family, values) -> Rated:

@@ -198,7 +198,7 @@ def _laid_out(call, layout, roles):
     tensors = dict(q=call.q, k=call.k, v=call.v, o=call.o)
     tensors = {name: as_read(x, name, layout) for name, x in tensors.items()}
     name, _, misread = layout.partition("_")
-    for each in RESHAPED.get(name, name) if misread == "reshaped" else ():  # memory of (batch, sequence, heads,
+    for each in (RESHAPED.get(name) or name) if misread == "reshaped" else ():  # memory of (batch, sequence, heads,
         batch, heads, n, d = tensors[each].shape  # head_dim), taken for (batch, heads, sequence, head_dim)
         tensors[each] = tensors[each].reshape(batch, n, heads, d).transpose(1, 2)
     if misread == "column_major":  # memory of (batch, heads, head_dim, sequence)

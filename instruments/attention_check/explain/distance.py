@@ -110,19 +110,14 @@ class Distance:
 
 def over_bound(rows: Rows, golden: Tensor, call: CapturedCall) -> Tensor | None:
     """The largest error of each row over its bound (`attention_check.tolerance`), (entries, heads, rows), NaN where a
-    row does not count; None where the dialect has no bound.
-
-    Args:
-        golden: of `attend`.
-    """
+    row does not count; None where the dialect has no bound. golden: of `attend`."""
     if not rows.dialect.is_standard or not rows.q.numel():
         return None
     tensors = (x.nan_to_num(0.0, 0.0, 0.0).to(call.q.dtype) for x in (rows.q, rows.k, rows.v))  # of rows that count
     about = tolerance(*tensors, precision=call.precision, **rows.options())
     counted = FiniteMask.of(rows, golden).counted
     o = (rows.o / rows.dialect.factor).where(counted[..., None], about.golden)
-    times = torch.cat(about.times(o), -1).amax(-1)
-    return times.where(counted, math.nan)
+    return torch.cat(about.times(o), -1).amax(-1).where(counted, math.nan)
 
 
 def _beside_baseline(rows, golden, call):

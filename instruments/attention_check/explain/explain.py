@@ -177,12 +177,10 @@ def _check(call):
     layouts = [(batch, heads, n_q, n_kv), (batch, n_q, heads, call.k.shape[1])]  # read so, or the other way
     if mask is not None and batch == 1 and mask.ndim == 4 and mask.shape[0] == heads:  # heads are in the features
         layouts.append((heads, mask.shape[1], n_q, n_kv))
-    if mask is not None and not any(_broadcasts(mask.shape, shape) for shape in layouts):
-        raise ValueError(f"mask: got shape {tuple(mask.shape)}; accepted is one that broadcasts to {layouts[0]}")
-
-
-def _broadcasts(shape, to):
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))
+    shape = () if mask is None else mask.shape
+    fits = (all(a in (1, b) for a, b in zip(reversed(shape), reversed(each))) for each in layouts)
+    if len(shape) > 4 or not any(fits):
+        raise ValueError(f"mask: got shape {tuple(shape)}; accepted is one that broadcasts to {layouts[0]}")
 
 
 def explain_call(call: CapturedCall) -> Explanation:

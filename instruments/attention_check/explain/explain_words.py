@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from itertools import groupby
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
 from attention_check.conventions.tile_weights import Rule
 from attention_check.explain.arithmetic import SMOOTH
-from attention_check.explain.verdict import Explanation, Verdict, WrongRegions
+from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, runs
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
 
@@ -69,7 +68,7 @@ TILES = {  # of a Rule -> what is wrong
     Rule.OTHER: "tiles of {size} keys have wrong weights",
 }
 OUT_OF_SIGHT = (
-    "Out of sight here: what was done to q and k before (a norm, RoPE in another way), and to o after. "
+    "Out of sight here: what was done to q and k before (a norm with weights, RoPE in another way), and to o after. "
     "Compare q, k and v of both sides first."
 )
 SHORT_CALL = """\
@@ -83,10 +82,8 @@ Where Python can call the kernel, `fa-lib explain --kernel file.py:function` mea
 def groups(found: Explanation, name: str = "o") -> list[tuple[Verdict | None, list[str]]]:
     """An Explanation in words: on the output, of that name, then on its log-sum-exp and its gradients, each a verdict,
     None where they were not judged, and its lines, the first of which says what it is."""
-    verdict = {
-        Verdict.ROUNDING: _rounding, Verdict.CONVENTION: _convention, Verdict.PRECISION: _precision,
-        Verdict.BUG: _bug,
-    }[found.verdict](found, name)  # fmt: skip
+    said = dict(rounding=_rounding, convention=_convention, precision=_precision, bug=_bug)
+    verdict = said[found.verdict](found, name)
     return [(found.verdict, [*verdict, *_shared(found)]), *_beside(found)]
 
 
@@ -155,17 +152,18 @@ def _other(each, found):
         rows, parts = ("rows", "keys") if each.name == "dq" else ("keys", "rows")
         (entry, head), counts = each.counts
         where = f" (entry {entry}, head {head} of k)" if each.looked_at[1] > 1 else ""
+        times = {0: "do not count", 2: "count twice"}
         lines = (
-            f"in {rows} {at[0]} to {at[1]} {', '.join(f'{parts} {a} to {b} {_times(c)}' for a, b, c in found)}"
-            for at, found in counts if found
+            f"in {rows} {at[0]} to {at[1]} "
+            + ", ".join(f"{parts} {a} to {b} {times.get(c, f'count {c} times')}" for a, b, c in each_of)
+            for at, each_of in counts if each_of
         )  # fmt: skip
         return f"right but for how often parts count{where}: {'; '.join(lines)}"
     if each.change in ("not_finite", "zero"):
         return f"{CHANGES[each.change]} in {_where(each.where)}, and right elsewhere"
     if each.change:
-        return CHANGES[each.change].format(
-            fmt=found.fmt, factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name)
-        )
+        other = {"dq": "dk", "dk": "dq"}.get(each.name)
+        return CHANGES[each.change].format(fmt=found.fmt, factor=each.factor, other=other)
     size = "(root mean square)" if each.name == "lse" else "of its size"
     off = f"off by {each.residual:.2g} {size}; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:
@@ -174,10 +172,6 @@ def _other(each, found):
         foreign = ", with values of no relation, as of memory that nobody wrote" if each.residual > FOREIGN else ""
         return f"wrong in {_where(each.where)}{foreign}: {off}"
     return f"not that of {what(found.dialect)}: {off}"
-
-
-def _times(count):
-    return {0: "do not count", 2: "count twice"}.get(count, f"count {count} times")
 
 
 def _rounding(found, name):
@@ -227,11 +221,12 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
 def _bug(found, name):
     kind = next((kind for kind in BUGS if getattr(found, kind) != getattr(Explanation, kind)), "")
     if kind:
-        where, page, tiles = found.where, found.page, found.tiles
+        where, page, tiles, count = found.where, found.page, found.tiles, found.hidden_nan or found.nan_rows
         parts = ((page.entry, page.first), (page.of_entry, page.of_first)) if page else ()
         said = BUGS[kind].format(
             found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
-            nan=_rows(found.hidden_nan or found.nan_rows), rule=tiles and TILES[tiles.rule].format(size=tiles.size),
+            rule=tiles and TILES[tiles.rule].format(size=tiles.size),
+            nan="1 row is" if count == 1 else f"{count:,} rows are",
             page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
             they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
         )  # fmt: skip
@@ -251,10 +246,9 @@ def _bug(found, name):
 def _inside(found):
     """What a wrong part is by itself."""
     entry, heads, inner = found.inside
-    runs = [[*run] for _, run in groupby(enumerate(heads), key=lambda each: each[1] - each[0])]
     several, some = found.where.of[0] > 1, len(heads) < found.where.of[1]
-    ranges = _listed([(run[0][1], run[-1][1]) for run in runs])
-    place = [f"entry {entry}"] * several + [f"head{'s' * (len(heads) > 1)} {ranges}"] * (some or several)
+    of_heads = f"head{'s' * (len(heads) > 1)} {_listed(runs(heads))}"
+    place = [f"entry {entry}"] * several + [of_heads] * (some or several)
     yield from groups(inner, " ".join(["There", *[f"({', '.join(place)})"] * bool(place), "it"]))[0][1]
 
 
@@ -281,9 +275,8 @@ def _spans(spans):
     """Rows that see other keys, in words: those of one entry after the other."""
     parts = []
     for each in spans:
-        rows, see = f"rows {each.first} to {each.last}", "see"
-        if each.first == each.last:
-            rows, see = f"row {each.first}", "sees"
+        one = each.first == each.last
+        rows, see = (f"row {each.first}", "sees") if one else (f"rows {each.first} to {each.last}", "see")
         more = f"{abs(each.more)} {'too many' if each.more > 0 else 'too few'}"
         seen = f"keys up to {each.end}, {more}" if each.end is not None else f"{more} each"
         parts.append(f"{rows} of entry {each.entry} {see} {seen}")
@@ -308,10 +301,8 @@ def _noise(found):
     if found.noise is not None:
         yield "Its error is like noise, in the scores or in the output: without bias, and alike in every head."
     if found.noise and found.noise >= 0.005:
-        yield (
-            f"Dropout of {found.noise:.0%} of the weights may make it too: o of a call with at most half as many keys "
-            "as v has features tells them apart."
-        )
+        tells = "o of a call with at most half as many keys as v has features tells them apart"
+        yield f"Dropout of {found.noise:.0%} of the weights may make it too: {tells}."
 
 
 def _nearest(found):
@@ -322,10 +313,8 @@ def _nearest(found):
 
 
 def _believed(found):
-    if found.believed == float("inf"):
-        yield "Under your options the shapes do not fit."
-    else:
-        yield f"Under your options it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}."
+    off = f"it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}"
+    yield f"Under your options {off if math.isfinite(found.believed) else 'the shapes do not fit'}."
 
 
 def _lost(found):
@@ -359,10 +348,6 @@ def _where(where: WrongRegions) -> str:
     parts = [f"{name[not one]} {_listed(name[2])}" for name, one in zip(axes, single) if name[2]]
     share = "under 1%" if where.share < 0.005 else f"{where.share:.0%}"
     return f"{', '.join(parts) or 'places without a pattern'} ({share} of the rows)"
-
-
-def _rows(count):
-    return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
 def _listed(ranges):

@@ -45,7 +45,10 @@ def explanation(call: CapturedCall) -> Explanation:
     """
     if (mask := call.options.get("mask")) is not None:
         call = replace(call, options=call.options | dict(mask=_narrowest(mask)))
-    outcome = Distance.of(call, Dialect()) if _fits(call, Dialect()) else None
+    try:
+        outcome = Distance.of(call, Dialect())
+    except Unfit:
+        outcome = None
     exact = outcome and outcome.is_rounding and outcome.is_counted and (outcome.times_bound or 0.0) <= 1
     if not (exact or call.stated or call.declared) and (low := on_grid(call.q, call.k, call.v)):  # a kernel of 8 bits
         as_low = replace(call, stated=low)
@@ -312,8 +315,7 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
 def _not_finite(found: Scan, numbers: Distance, believed: float) -> Explanation:
     """An output that is not finite where it should be, or the other way; and where."""
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
-    (batch, heads, n_q, _), features = numbers.rows.shape, wrong.shape[-1]
-    where = wrong_regions(wrong, found.places, (batch, heads, n_q, features))
+    where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
     counts = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, **counts)
 
@@ -324,14 +326,6 @@ def _narrowest(mask):
         first = mask.narrow(dim, 0, 1)
         mask = first if torch.equal(first.expand_as(mask), mask) else mask
     return mask
-
-
-def _fits(call, dialect):
-    try:
-        call.rows(dialect, (1, 1, 1))
-    except Unfit:
-        return False
-    return True
 
 
 def _of_conventions(dialect: Dialect) -> Verdict:

@@ -155,9 +155,9 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
         if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
             where = wrong_regions(rows.expand_as(x), right.places(name), right.shape(name))
             return as_output(verdict=Verdict.BUG, change=value, where=where)
-    own = _of_group(right, name, x, worst)
+    of_group = _of_group(right, name, x, worst)
     for made in (_like_others, _of_another_delta, _of_parts):
-        tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, own, worst)]
+        tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, of_group, worst)]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
         if least <= near:
             return as_output(verdict=Verdict.PRECISION if change == "scores" else Verdict.BUG, change=change, **more)
@@ -340,7 +340,10 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
         verdict = Verdict.CONVENTION if as_read else Verdict.ROUNDING
         return OtherOutput("lse", verdict, residual, times, as_read, looked_at=looked_at)
     own = taken(x, *sample.places).double().cpu()
-    tried = [(_off(own, other), change, more) for change, other, more in _other_log_sum_exps(call, sample, choices)]
+    tried = [
+        ((own - other)[other.isfinite()].square().mean().sqrt().nan_to_num(math.inf).item(), change, more)
+        for change, other, more in _other_log_sum_exps(call, sample, choices)
+    ]
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
         is_fault = change == "unscaled_maximum" or change == "dialect" and more != WITHOUT_SINKS
@@ -363,13 +366,6 @@ def _other_log_sum_exps(
             yield "dialect", log_sum_exp(call.rows(dialect, places=rows.places)), dialect.changes()
         except Unfit:
             continue
-
-
-def _off(x: Tensor, due: Tensor) -> float:
-    """Root mean square of a difference, of the rows that see a key."""
-    sees = due.isfinite()
-    found = (x - due)[sees].square().mean().sqrt() if sees.any() else torch.tensor(math.inf)
-    return found.nan_to_num(math.inf).item()
 
 
 def _bound(rows: Rows, due: Tensor, fmt: Format) -> Tensor:

@@ -1,7 +1,9 @@
 """What an output is, with its evidence: the answer of `explanation`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -46,8 +48,9 @@ def wrong_regions(wrong: Tensor, places: tuple[Tensor, ...], shape: tuple[int, i
     Args:
         places: the indices that were sampled of the first three axes. shape: of the whole output.
     """
-    ranges = [_ranges(wrong, axis, at) for axis, at in enumerate((*places, torch.arange(shape[3])))]
-    return WrongRegions(wrong.any(-1).double().mean().item(), *ranges, shape)
+    axes = enumerate((*places, torch.arange(shape[3])))
+    entries, heads, rows, features = (_ranges(wrong, axis, at) for axis, at in axes)
+    return WrongRegions(wrong.any(-1).double().mean().item(), entries, heads, rows, features, shape)
 
 
 def _ranges(wrong, axis, at):
@@ -58,15 +61,14 @@ def _ranges(wrong, axis, at):
     bad = share > IN * largest
     if not largest or bad.all() or share[~bad].mean() > OUT * largest:
         return ()
-    found: list[list[int]] = []
-    for i, is_bad in enumerate(bad.tolist()):
-        if not is_bad:
-            continue
-        if found and i and bad[i - 1]:
-            found[-1][1] = int(at[i])
-        else:
-            found.append([int(at[i]), int(at[i])])
-    return tuple((first, last) for first, last in found) if len(found) <= MOST else ()
+    found = runs(bad.nonzero().flatten().tolist())
+    return tuple((int(at[first]), int(at[last])) for first, last in found) if len(found) <= MOST else ()
+
+
+def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, last) of each run of numbers that follow each other."""
+    found = [[*run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+    return [(run[0][1], run[-1][1]) for run in found]
 
 
 class Verdict(StrEnum):

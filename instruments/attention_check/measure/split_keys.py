@@ -23,7 +23,7 @@ def in_splits(
     mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention over parts of the keys, merged at the end, exact but for one rounding: each part's sum of P V, not
-    divided by its row sum, is rounded to `fmt`. So do kernels for decoding that write it out for another one to merge.
+    divided by its row sum, is rounded to `fmt`, as where a kernel for decoding writes it out for another one to merge.
 
     Args:
         splits: parts, of neighbouring keys. mask: boolean (n_q, n_kv), True where a key is seen.
