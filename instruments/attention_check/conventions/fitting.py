@@ -192,9 +192,7 @@ def _continuous(samples) -> Iterator[Rated]:
     """Dialects with the numbers of each family that are nearest, beside the sample that comes nearest with them, and
     beside that of fewest changes."""
     for family in FAMILIES:
-        begun: list[tuple[float, list[float], Sample]] = [
-            (*_coarse(sample, family), sample) for sample in samples if _applies(sample, family)
-        ]
+        begun = [_coarse(sample, family) for sample in samples if _applies(sample, family)]
         if begun:
             simplest = min(begun, key=lambda each: (len(each[2].base.changes()), each[0]))
             chosen = min(begun, key=lambda each: each[0]), simplest
@@ -228,14 +226,14 @@ def _coarse(sample, family) -> tuple[float, list[float], Sample]:
     else:
         tried = product(*(_values(sample, aspect) for aspect in numbers))
     part = slice(None, None, max(sample.o.shape[-1] // FEATURES, 1))
-    best = math.inf, [1.0] * len(numbers)
+    best, least = [1.0] * len(numbers), math.inf
     size = sample.size.item()
     for values in tried:
         error, _ = sample.error(dict(zip(numbers, values)), solve, part)
         far = error[sample.first[..., part]].square().sum().item() / size
-        if far < best[0]:
-            best = far, list(values)
-    return *best, sample
+        if far < least:
+            best, least = [*values], far
+    return least, best, sample
 
 
 def _refined(sample, family, values) -> Rated:
