@@ -109,6 +109,7 @@ CAUSES = {  # a report or a kind of fault -> q, k, v; o; what is believed; the d
     "tanh(x / c), not times c": (
         STEEP, capped(lambda S: torch.tanh(S / 15), STEEP), CAPPED, dict(scale=near(1 / 15), softcap=near(1))),
     "c tanh(x)": (STEEP, capped(lambda S: 15 * torch.tanh(S), STEEP), CAPPED, dict(scale=near(15))),
+    "scores clipped": (STEEP, capped(lambda S: S.clamp(-15, 15), STEEP), CAPPED, dict(softcap="clipped")),
     "another softcap": (STEEP, attention(STEEP, softcap=7.5, causal=True), CAPPED, dict(softcap=near(7.5))),
 }  # fmt: skip
 

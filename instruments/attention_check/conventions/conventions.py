@@ -181,6 +181,7 @@ CONVENTIONS = (
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
     Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,
                _has("softcap")),
+    Convention("softcap", "clipped", "with scores clipped at the softcap", FAULT, _has("softcap")),
     Convention("softcap", "before_scale", "with the softcap before the scale", fits=_has("softcap")),
     Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
     Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
