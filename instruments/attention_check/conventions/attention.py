@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,6 +86,26 @@ class Rows:
     def seen(self) -> Tensor:
         """Whether a row sees a key: (entries, heads, rows, 1)."""
         return (self.bias > -math.inf).any(-1, keepdim=True)
+
+    @cached_property
+    def golden(self) -> Tensor:
+        """What they are in their dialect, by `attend`."""
+        return attend(self)
+
+    @property
+    def counted(self) -> Tensor:
+        """Rows that see a key, and are finite, as all that they see: bool (entries, heads, rows), like the next two."""
+        return self.seen[..., 0] & self.golden.isfinite().all(-1) & self.o.isfinite().all(-1)
+
+    @property
+    def nan(self) -> Tensor:
+        """Rows that are not finite, though what they see is."""
+        return self.seen[..., 0] & self.golden.isfinite().all(-1) & ~self.o.isfinite().all(-1)
+
+    @property
+    def hidden_nan(self) -> Tensor:
+        """Rows that are finite, though what they see is not."""
+        return self.seen[..., 0] & ~self.golden.isfinite().all(-1) & self.o.isfinite().all(-1)
 
     def options(self) -> dict[str, Any]:
         """As a kernel takes them, with k and v: it makes the same output where the dialect is standard."""

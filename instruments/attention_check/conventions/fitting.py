@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, changed, scores, weights
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, changed, scores, weights
 from attention_check.conventions.reading import NORMED, CapturedCall, Reader, Unfit
-from attention_check.conventions.search import FEW, NEAR, FiniteMask, Fit, rounding_of
+from attention_check.conventions.search import FEW, NEAR, Fit, rounding_of
 
 SCORES = 2**14  # of rows that numbers are fitted to
 LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever so many keys
@@ -54,11 +54,10 @@ class Sample:
         """
         self.base, self.reader = replace(base, factor=1.0), reader
         rows = reader.rows(self.base)
-        golden = attend(rows)
         blind = ~rows.seen & rows.o.isfinite().all(-1, keepdim=True)
         if believed is not None and blind.shape == believed.shape:
             blind = blind & believed  # attention is 0 there; o must be where a value is due
-        counted = FiniteMask.of(rows, golden).counted[..., None] | blind
+        counted = rows.counted[..., None] | blind
         if counted.double().mean() < COUNTED:
             raise Unfit("most rows see no key")
         self.counted, self.o = counted, rows.o.where(counted, 0.0)
@@ -327,7 +326,7 @@ def _heads(call, base):
     heads = rows.shape[1]
     if base.heads or heads == 1 or rows.o.shape[1] < heads:
         return base
-    due, found = (x[0].nan_to_num(0.0).flatten(1) for x in (attend(rows), rows.o))
+    due, found = (x[0].nan_to_num(0.0).flatten(1) for x in (rows.golden, rows.o))
     order = tuple(torch.cdist(due, found).argmin(1).tolist())
     other = len({*order}) == heads and order != tuple(range(heads))
     return replace(base, heads=order) if other else base
@@ -344,7 +343,7 @@ def own_sources(call: CapturedCall, base: Dialect) -> Dialect:
         rows = reader.rows(replace(base, sources=((place,) * heads,) * batch))
         if rows.o.shape[:2] != (batch, heads):
             return base
-        errors.append((attend(rows) - rows.o).nan_to_num(0.0).square().sum((2, 3)))  # (batch, heads)
+        errors.append((rows.golden - rows.o).nan_to_num(0.0).square().sum((2, 3)))  # (batch, heads)
     errors, own = torch.stack(errors), [[entry * of[1] + head * of[1] // heads for head in range(heads)]
                                         for entry in range(batch)]  # fmt: skip
     believed = torch.tensor(own)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, changed
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, changed
 from attention_check.conventions.conventions import CONVENTIONS
 from attention_check.conventions.reading import ROPE, CapturedCall, Reader, Unfit
 
@@ -57,30 +57,9 @@ class Fit:
         return (self.counted <= NEAR).double().mean().item() if self.counted.numel() else 0.0
 
 
-@dataclass(frozen=True)
-class FiniteMask:
-    """Which rows count, and which do not, (entries, heads, rows) each.
-
-    Attributes:
-        counted: they see a key, and they and what they see are finite. nan: they are not finite, though what they see
-            is. hidden_nan: they are, though what they see is not.
-    """
-
-    counted: Tensor
-    nan: Tensor
-    hidden_nan: Tensor
-
-    @classmethod
-    def of(cls, rows: Rows, golden: Tensor) -> "FiniteMask":
-        seen, due, finite = rows.seen[..., 0], golden.isfinite().all(-1), rows.o.isfinite().all(-1)
-        return cls(seen & due & finite, seen & due & ~finite, seen & ~due & finite)
-
-
-def fit(rows: Rows, golden: Tensor | None = None) -> Fit:
-    """How far the output is from a dialect, whose own is `golden`, where it is at hand."""
-    golden = attend(rows) if golden is None else golden
-    mask = FiniteMask.of(rows, golden)
-    counted, hidden = mask.counted, int(mask.hidden_nan.sum())
+def fit(rows: Rows) -> Fit:
+    """How far the output is from the rows' dialect."""
+    golden, counted, hidden = rows.golden, rows.counted, int(rows.hidden_nan.sum())
     error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))
     if not counted.any():
         return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan), hidden)
@@ -138,9 +117,8 @@ def rounding_of(call: CapturedCall, dialect: Dialect | None = None) -> float:
         own = call.baseline(rows)
     except ValueError:  # the shapes do not fit, Unfit among them
         return units
-    golden = attend(rows)
-    counted = rows.seen & golden.isfinite() & own.isfinite()
-    size, error = (x.square().mean(-1)[counted.all(-1)] for x in (golden, own - golden))
+    counted = (rows.seen & rows.golden.isfinite() & own.isfinite()).all(-1)
+    size, error = (x.square().mean(-1)[counted] for x in (rows.golden, own - rows.golden))
     if not size.sum() > 0:
         return units
     return ENOUGH * (error.sum() / size.sum()).sqrt().item()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, scores, weights
 from attention_check.conventions.reading import CapturedCall
-from attention_check.conventions.search import FiniteMask, rounding_of
+from attention_check.conventions.search import rounding_of
 
 SIZES = (256, 128, 64, 32, 16)  # keys of a tile that are tried after one tile of all keys, the largest first
 FEATURES = 4  # of V, for each tile at least: half of them are fitted to, and twice as many numbers as are sought
@@ -73,7 +73,7 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
     if dialect.softmax in SOFTMAX_OVER:
         return None
     P = weights(rows)
-    fit = FiniteMask.of(rows, P @ rows.v).counted
+    fit = rows.counted & (P @ rows.v).isfinite().all(-1)
     n_kv, features = rows.v.shape[2:]
     rounding = HELD_OUT * rounding_of(call, dialect)
     for size in (n_kv, *(size for size in SIZES if size < n_kv)):

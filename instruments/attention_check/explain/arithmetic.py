@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Rows, attend
+from attention_check.conventions.attention import Rows
 from attention_check.conventions.low_bits import OF_P
-from attention_check.conventions.search import FiniteMask
 from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
 from attention_check.measure.mistakes import EXPLAINED, Cause, explained_share
 from attention_check.tolerance import BLOCK
@@ -64,9 +63,9 @@ class Worst:
     block: int
 
     @classmethod
-    def of(cls, rows: Rows, golden: Tensor, entry: int, head: int, at: Tensor, *kernel: Any) -> "Worst":
-        """Some rows of a head, by their places among the sampled ones; golden: as `rows.o`."""
-        q, o, golden, bias = (x[entry, head, at] for x in (rows.q, rows.o, golden, rows.bias))
+    def of(cls, rows: Rows, entry: int, head: int, at: Tensor, *kernel: Any) -> "Worst":
+        """Some rows of a head, by their places among the sampled ones."""
+        q, o, golden, bias = (x[entry, head, at] for x in (rows.q, rows.o, rows.golden, rows.bias))
         k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # they see nothing but numbers
         options = rows.options() | dict(mask=bias)
         if "sinks" in options:
@@ -106,9 +105,8 @@ def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Ca
     """
     if rows.dialect.softmax or rows.dialect.softcap:  # emulations have attention's softmax
         return None
-    golden = attend(rows)
-    counted = FiniteMask.of(rows, golden).counted
-    error = (rows.o - golden).square().mean(-1).where(counted, 0.0)  # (entries, heads, rows)
+    counted = rows.counted
+    error = (rows.o - rows.golden).square().mean(-1).where(counted, 0.0)  # (entries, heads, rows)
     worst, *more = (divmod(int(i), error.shape[1]) for i in error.sum(-1).flatten().argsort(descending=True)[:2])
     at = error[worst].topk(min(2 * MOST_ROWS, int(counted[worst].sum()))).indices
     if not len(at):
@@ -118,7 +116,7 @@ def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Ca
         others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
     else:
         at, other, others = at[::2], worst, at[1::2]
-    first, again = (Worst.of(rows, golden, *of, chosen, fmt, precision, block)
+    first, again = (Worst.of(rows, *of, chosen, fmt, precision, block)
                     for of, chosen in ((worst, at), (other, others)))  # fmt: skip
     confirmed: list[Cause] = []
     for family in (_coarser, _quantized, _steps):  # the cheaper ones first

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, attend, weights
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, weights
 from attention_check.conventions.reading import CapturedCall, spread
-from attention_check.conventions.search import ENOUGH, NEAR, UNITS, FiniteMask, Fit, fit, rounding_of
+from attention_check.conventions.search import ENOUGH, NEAR, UNITS, Fit, fit, rounding_of
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.tolerance import tolerance
 from fa_lib.kernels.rule import ALLOWED
@@ -49,20 +49,20 @@ class Distance:
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect) -> "Distance":
         rows = call.rows(dialect)
-        golden = attend(rows)
-        mask, blind = FiniteMask.of(rows, golden), _blind(rows)
-        over, (rule, own) = over_bound(rows, golden, call), _beside_baseline(rows, golden, call)
+        golden, counted, blind = rows.golden, rows.counted[..., None], _blind(rows)
+        over, (rule, own) = over_bound(rows, call), _beside_baseline(rows, call)
+        nan, hidden = int(rows.nan.sum()), int(rows.hidden_nan.sum())
         bound = None if over is None else over.nan_to_num(0.0).max().item()
-        rows = replace(rows, o=rows.o.where(mask.counted[..., None], golden))
+        rows = replace(rows, o=rows.o.where(counted, golden))
         rounding, count = max(rounding_of(call, dialect), ENOUGH * own), math.prod(rows.shape[:3])
         count = count if call.at is None else math.prod(map(len, call.at))
         terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
-        size = torch.maximum(golden.square(), terms).where(mask.counted[..., None], 0.0).sum()
-        error = (rows.o - golden).where(mask.counted[..., None], 0.0).square().sum()
+        size = torch.maximum(golden.square(), terms).where(counted, 0.0).sum()
+        error = (rows.o - golden).where(counted, 0.0).square().sum()
         off = (error / size).sqrt().nan_to_num(0.0).item()
         return cls(
-            rows, fit(rows, golden), call.fmt, bound, rule, int(mask.nan.sum()),
-            int(mask.hidden_nan.sum()), blind, count, rounding, off, call.declared is not None,
+            rows, fit(rows), call.fmt, bound, rule, nan, hidden, blind, count, rounding, off,
+            call.declared is not None,
         )  # fmt: skip
 
     @property
@@ -108,25 +108,25 @@ class Distance:
         )  # fmt: skip
 
 
-def over_bound(rows: Rows, golden: Tensor, call: CapturedCall) -> Tensor | None:
+def over_bound(rows: Rows, call: CapturedCall) -> Tensor | None:
     """The largest error of each row over its bound (`attention_check.tolerance`), (entries, heads, rows), NaN where a
-    row does not count; None where the dialect has no bound. golden: of `attend`."""
+    row does not count; None where the dialect has no bound."""
     if not rows.dialect.is_standard or not rows.q.numel():
         return None
     tensors = (x.nan_to_num(0.0, 0.0, 0.0).to(call.q.dtype) for x in (rows.q, rows.k, rows.v))  # of rows that count
     about = tolerance(*tensors, precision=call.precision, **rows.options())
-    counted = FiniteMask.of(rows, golden).counted
+    counted = rows.counted
     o = (rows.o / rows.dialect.factor).where(counted[..., None], about.golden)
     return torch.cat(about.times(o), -1).amax(-1).where(counted, math.nan)
 
 
-def _beside_baseline(rows, golden, call):
+def _beside_baseline(rows, call):
     """The largest error of a head over Baseline's largest there, in the worst head; and Baseline's residual on these
     rows."""
-    counted = FiniteMask.of(rows, golden).counted[..., None]
+    counted = rows.counted[..., None]
     if not rows.dialect.is_standard or not rows.q.numel() or not counted.any():
         return math.inf, 0.0
-    own, golden = call.baseline(rows), golden / rows.dialect.factor
+    own, golden = call.baseline(rows), rows.golden / rows.dialect.factor
     errors = [(x - golden).where(counted, 0.0) for x in (rows.o / rows.dialect.factor, own)]
     ours, baseline = (error.abs().amax((2, 3)).flatten().tolist() for error in errors)
     size = golden.where(counted, 0.0).square().sum()
@@ -181,11 +181,9 @@ def scan(call: CapturedCall, sample: Rows) -> Scan:
     places = places_of(call, sample)
     residuals, errors, nan_rows, hidden = [], [], 0, 0
     for rows in parts(call, sample, places):
-        golden = attend(rows)
-        mask = FiniteMask.of(rows, golden)
-        nan_rows += int(mask.nan.sum())
-        hidden += int(mask.hidden_nan.sum())
-        residual = fit(rows, golden).residual_by_row.masked_fill(mask.nan | mask.hidden_nan, math.inf)
+        golden = rows.golden
+        nan_rows, hidden = nan_rows + int(rows.nan.sum()), hidden + int(rows.hidden_nan.sum())
+        residual = fit(rows).residual_by_row.masked_fill(rows.nan | rows.hidden_nan, math.inf)
         residuals.append(residual.flatten())
         size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
         errors.append(((rows.o - golden).abs() / size).nan_to_num(math.inf).float().reshape(-1, golden.shape[-1]))

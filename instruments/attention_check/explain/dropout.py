@@ -6,8 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Rows, attend, weights
-from attention_check.conventions.search import FiniteMask
+from attention_check.conventions.attention import Rows, weights
 
 TINY = 1e-300
 KEPT = 0.05  # of a weight: so near to 0, or to the one size that kept weights have, it is dropped, or kept
@@ -62,11 +61,9 @@ def noise(rows: Rows) -> float | None:
     """The share of weights whose dropout would make an error of this size, where it is like noise: without bias, and of
     the size that independent errors of all weights have in every head. 0 where the weights show that it is no dropout;
     None where it is not like noise."""
-    golden = attend(rows)
-    mask = FiniteMask.of(rows, golden)
-    if rows.dialect.softmax or mask.nan.any() or mask.hidden_nan.any() or not mask.counted.any():
+    if rows.dialect.softmax or rows.nan.any() or rows.hidden_nan.any() or not rows.counted.any():
         return None
-    golden, o = (x.where(mask.counted[..., None], 0.0) for x in (golden, rows.o))
+    golden, o = (x.where(rows.counted[..., None], 0.0) for x in (rows.golden, rows.o))
     error = o - golden
     due = (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
     odds = error.square().sum((0, 2, 3)) / due.clamp(min=TINY)

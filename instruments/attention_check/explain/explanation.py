@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, attend
+from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
-from attention_check.conventions.search import NEAR, PART, UNITS, FiniteMask, Fit, search
+from attention_check.conventions.search import NEAR, PART, UNITS, Fit, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, scan
@@ -233,8 +233,7 @@ def _located(found: Scan, wrong_rows: Tensor, numbers: Distance) -> WrongRegions
 
 def _wrong_features(numbers: Distance) -> WrongRegions | None:
     """Where an output is wrong, if that is in some features of all rows, and the others are right."""
-    rows, golden = numbers.rows, attend(numbers.rows)
-    counted = FiniteMask.of(rows, golden).counted
+    rows, golden, counted = numbers.rows, numbers.rows.golden, numbers.rows.counted
     size = golden[counted].square().mean().sqrt().clamp(min=1e-300)
     wrong = ((rows.o - golden).abs() > UNLIKE * numbers.rounding * size) & counted[..., None]
     features = wrong[counted].double().mean(0) > 0.5  # (d_v,)
@@ -256,7 +255,7 @@ def _zero_rows(call: CapturedCall) -> Explanation | None:
     for entry, head in zero.any(-1).nonzero().tolist():
         for at in zero[entry, head].nonzero().flatten().split(max(SCORES // n_kv, 1)):
             rows = call.rows(Dialect(), places=(torch.tensor([entry]), torch.tensor([head]), at))
-            golden = attend(rows)[0, 0].to(o.dtype)
+            golden = rows.golden[0, 0].to(o.dtype)
             due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.any(-1) & golden.isfinite().all(-1)
             o[entry, head, at[sees]] = golden[sees]
     if not due.any():
@@ -356,7 +355,7 @@ def _rows_over_bound(call: CapturedCall, found: Scan, numbers: Distance) -> Tens
         at = suspect[i, j].nonzero().flatten()
         at = at[spread(len(at), SUSPECTS)]
         rows = call.rows(numbers.rows.dialect, places=(entries[i : i + 1], heads[j : j + 1], rows_at[at]))
-        over = over_bound(rows, attend(rows), call)
+        over = over_bound(rows, call)
         if over is not None:
             wrong[i, j, at] = over[0, 0] > max(1.0, UNLIKE * numbers.times_bound)
     return wrong
