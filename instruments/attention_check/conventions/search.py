@@ -76,19 +76,22 @@ def search(call: CapturedCall) -> list[Fit]:
     Every convention alone comes first, then the products of the likely ones, then others beside the best so far.
     """
     reader, choices = Reader(call, FEW), [each for each in CONVENTIONS if each.fits(call)]
-    found: dict[Dialect, Fit | None] = {}  # None where the shapes make no call
+    found: dict[Dialect, Fit | None] = {}  # None where the shapes make no call, or it says nothing
+    enough = rounding_of(call)
 
     def tried(dialects: Iterable[Dialect]) -> list[Fit]:
         """All that were tried, and these, the nearest first."""
         for dialect in dialects:
             if dialect not in found:
                 try:
-                    found[dialect] = fit(reader.rows(dialect))
+                    rows = reader.rows(dialect)
+                    each = fit(rows)
+                    found[dialect] = None if each.residual <= NEAR and is_flat(rows, enough) else each
                 except Unfit:
                     found[dialect] = None
         return sorted(_fair([each for each in found.values() if each]), key=lambda each: each.residual)
 
-    enough, fits = rounding_of(call), tried([Dialect()])
+    fits = tried([Dialect()])
     for more in ([changed(Dialect(), each.aspect, each.choice) for each in choices], _likely(choices)):
         if not fits or fits[0].residual > enough:
             fits = tried(more)
@@ -104,6 +107,12 @@ def search(call: CapturedCall) -> list[Fit]:
             for dialect in beam for one in choices if one.aspect not in dialect.changes()
         )  # fmt: skip
     return ranked([each for each in found.values() if each] or [Fit(Dialect(), math.inf, torch.zeros(0))])
+
+
+def is_flat(rows: Rows, rounding: float) -> bool:
+    """Whether an output in a dialect of other scores is as near without any: it says nothing of what they are."""
+    flat = replace(rows, products=torch.zeros_like(rows.products))
+    return bool(rows.dialect.scale or rows.dialect.roles) and fit(flat).residual <= rounding
 
 
 def rounding_of(call: CapturedCall, dialect: Dialect | None = None) -> float:

@@ -15,7 +15,7 @@ from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
-from attention_check.conventions.search import NEAR, PART, UNITS, Fit, search
+from attention_check.conventions.search import NEAR, PART, UNITS, Fit, is_flat, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, scan
@@ -282,6 +282,8 @@ def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Expla
     """An output in the first dialect in which the sampled rows are right; None where there is none."""
     for dialect, _ in holds:
         numbers = Distance.of(call, dialect)
+        if is_flat(numbers.rows, numbers.rounding):
+            continue
         if numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(scan(call, numbers.rows), numbers, believed)
