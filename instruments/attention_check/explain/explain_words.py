@@ -249,7 +249,7 @@ def _inside(found):
     several, some = found.where.of[0] > 1, len(heads) < found.where.of[1]
     of_heads = f"head{'s' * (len(heads) > 1)} {_listed(runs(heads))}"
     place = [f"entry {entry}"] * several + [of_heads] * (some or several)
-    yield from groups(inner, " ".join(["There", *[f"({', '.join(place)})"] * bool(place), "it"]))[0][1]
+    yield from (*_bug(inner, f"There ({', '.join(place)}) it" if place else "There it"), *_shared(inner))
 
 
 def _everywhere(found, name):
