@@ -147,21 +147,12 @@ def in_parts():
     block = causal.clone()
     seen = DISTANCE >= 0
     seen[60:200, 60:200] = True
-    yield (
-        "block",
-        attention((q, k, v), mask=seen),
-        dict(causal=True),
-        "rows 60 to 198 of entry 0 see keys up to 199, 139",
-    )
+    said = "rows 60 to 198 of entry 0 see keys up to 199, 139"
+    yield "block", attention((q, k, v), mask=seen), dict(causal=True), said
     long = attention((q, k, v), mask=(keys < lengths[:, None] + torch.tensor([[0], [3], [2]]))[:, None, None])
-    last = (
-        long[:, :, -1:],
-        dict(mask=mask),
-        "entry 1 sees keys up to 182, 3 too many; row 0 of entry 2 sees keys up to 98",
-    )
-    yield "stale keys", *last
-    hidden = torch.zeros(mask.shape).masked_fill(~mask, -1e9)
-    yield "stale keys, a mask of numbers", last[0], dict(mask=hidden), last[2]
+    said = "entry 1 sees keys up to 182, 3 too many; row 0 of entry 2 sees keys up to 98"
+    for hidden in (mask, torch.zeros(mask.shape).masked_fill(~mask, -1e9)):
+        yield "stale keys", long[:, :, -1:], dict(mask=hidden), said
     paged_k, paged_v = k.clone(), v.clone()
     paged_k[2, :, 64:128], paged_v[2, :, 64:128] = k[0, :, 128:192], v[0, :, 128:192]
     said = "in place of keys 64 to 127 of entry 2 it reads keys 128 to 191 of entry 0"
