@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import fa_lib
-from attention_check.conventions.conventions import what
+from attention_check.conventions.conventions import keys_of, what
 from attention_check.conventions.low_bits import OF_P
 from attention_check.explain.verdict import Verdict
+from attention_check.measure.closeness import closeness
 from attention_check.public_reports import drawn
 from attention_check.testing import assert_attention_close
 from fa_lib import kernels
@@ -85,6 +86,9 @@ CAUSES = {  # a report or a kind of fault -> q, k, v; o; what is believed; the d
         DECODED, with_keys_of_zeros(16, DECODED), {}, dict(sink=near(math.log(16)))),
     "a mask of another entry": (
         BATCH, attention(BATCH, mask=MASKS[:1]), dict(mask=MASKS), dict(mask="first_entry")),
+    "a boolean mask added": (
+        BF16, attention(BF16, mask=HOLE[None].float()), dict(mask=HOLE[None]), dict(mask="added")),
+    "powers of 2 and of e": (BF16, attention(BF16, scale=1 / 8 / math.log(2)), {}, dict(scale="log2_e")),
     "its entries taken for heads": (
         BATCH, attention(BATCH, mask=MASKS.transpose(0, 1)), dict(mask=MASKS), dict(mask="entries_as_heads")),
     "keys of the token before": (
@@ -119,6 +123,8 @@ def test_a_number_that_is_on_no_list_is_found(name):
     (q, k, v), o, options, dialect = CAUSES[name]
     found = fa_lib.explain(q, k, v, o, **options)
     assert found.dialect == dialect and found.verdict == Verdict.BUG, f"{found}"
+    (row,) = closeness(o, q, k, v, options)
+    assert row["same"] and row["key"] == keys_of(found.dialect) and row["times"] > 1
     with pytest.raises(AssertionError, match=re.escape(what(found.dialect))):  # the same words
         assert_attention_close(o, q, k, v, precision=q.dtype, **options)
 
