@@ -26,7 +26,7 @@ from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK
 from attention_check.measure.relations import RELATIONS
 from attention_check.probe.named_tensors import Reading
-from attention_check.public_reports import REPORTS
+from attention_check.public_reports import REPORTS, is_cause
 from attention_check.testing import assert_attention_close, checks
 from attention_check.testing.checks import CHECKS, result, result_of
 from benchmarks import judge
@@ -89,8 +89,11 @@ def test_one_rule_of_gradients(ratio, relative, fails):
 @pytest.mark.slow
 @pytest.mark.parametrize("report", REPORTS, ids=[report.thread for report in REPORTS])
 def test_of_the_same_tensors_all_commands_say_the_same(report, tmp_path):
-    """`explain`, `check tensors`, `compare` and `assert_attention_close`, on the tensors of each public report."""
+    """`explain`, `check tensors`, `compare` and `assert_attention_close`, on the tensors of each public report, whose
+    right verdict and cause is known."""
     call, path, name = report.make(), tmp_path / "call.pt", f"stored_{REPORTS.index(report)}"
+    found = explain_call(call)
+    assert found.worst == report.verdict and (not report.cause or is_cause(report, found)), found
     if not call.q.numel() or not all(x.isfinite().all() for x in (call.q, call.k, call.v)):
         pytest.skip("check tensors and compare take finite values, and head_dim of at least 1")
     sides = {"window": [-1 if side is None else side for side in call.options.get("window") or ()]}

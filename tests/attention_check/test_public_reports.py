@@ -107,10 +107,9 @@ def test_what_an_import_draws_is_no_act_of_the_kernels_calls():
     assert drawn.what == "draws"
 
 
-@pytest.mark.parametrize(
-    "number, told",
-    [(2.41, "2.4"), (0.04, "0.04"), (0.0321, "0.03"), (0.00123, "0.001"), (1e-9, "less than 0.0001"), (0.0, "0.0")],
-)
+@pytest.mark.parametrize("number, told", [
+    (2.41, "2.4"), (0.04, "0.04"), (0.0321, "0.03"), (0.00123, "0.001"), (1e-9, "less than 0.0001"), (0.0, "0.0"),
+])  # fmt: skip
 def test_a_small_error_is_not_told_as_none(number, told):
     assert as_times(number) == told
     assert times(Finding("error", Severity.PASSES, {}, number, 2.0))[0] == f"{told} × Baseline's"
@@ -118,10 +117,8 @@ def test_a_small_error_is_not_told_as_none(number, told):
 
 
 def test_a_model_and_a_plugins_kernel_are_named_by_their_files(tmp_path):
-    text = (
-        "import torch\n" + SDPA + "def run(): sdpa(*torch.randn(3, 1, 2, 16, 8))\ndef f(q, k, v): return sdpa(q, k, v)"
-    )
-    (tmp_path / "mine.py").write_text(text)
+    run = "def run(): sdpa(*torch.randn(3, 1, 2, 16, 8))\ndef f(q, k, v): return sdpa(q, k, v)"
+    (tmp_path / "mine.py").write_text(f"import torch\n{SDPA}{run}")
     done = command("check", "model", tmp_path / "mine.py:run", "--out", tmp_path, "--exit-code")
     assert done.exit_code == 0, done.output
     done = command("check", "model", tmp_path / "none.py:run")
