@@ -86,8 +86,8 @@ def judged(name: str, settings: dict[str, str], timeout: float) -> dict:
     """Ask the judge once, at a fixed seed: verdict, findings and seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file, start = Path(folder) / "verdict.json", time.monotonic()
-        command = [sys.executable, "-m", "fa_lib", "check", "kernel", kernel_of(name), "--gpu", GPU, "--quick", "--seed", "0",
-                   "--out", folder, "--json", str(file)]  # fmt: skip
+        command = [sys.executable, "-m", "fa_lib", "check", "kernel", kernel_of(name), "--gpu", GPU, "--quick",
+                   "--seed", "0", "--out", folder, "--json", str(file)]  # fmt: skip
         status, _ = mutation.ran(command, settings, timeout)
         seconds = round(time.monotonic() - start)
         found = json.loads(file.read_text()) if file.exists() else {}

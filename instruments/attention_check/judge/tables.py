@@ -11,7 +11,7 @@ from attention_check.judge.findings import Finding, Severity, within
 from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE, crashed
 from attention_check.measure.capability import FEWER as FEWER_QUERIES
 from attention_check.measure.carry import LOST, carried
-from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, formats
+from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, OUTSIDE, formats
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, SIDE, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import EXPLAINED, ROUNDINGS
@@ -319,13 +319,16 @@ def answers(asked: pd.DataFrame) -> Iterator[Finding]:
         yield Finding("answer", Severity.FAILS, where)
 
 
+NOT_JUDGED = {"raises": NAMED, "outside": OUTSIDE, "unsupported": ""}  # findings of what is refused -> its note
+
+
 def unsupported(asked: pd.DataFrame) -> Iterator[Finding]:
-    """Calls that the kernel refuses, and those that it raises at though its parameters are for them: not judged."""
-    refused = asked[asked.outcome == Outcome.REFUSED]
-    for what, rows in (("raises", refused[refused.note == NAMED]), ("unsupported", refused[refused.note != NAMED])):
-        if len(rows):
+    """Calls that the kernel refuses, those that it raises at though its parameters are for them, and those for which it
+    reads outside of its tensors: not judged."""
+    for what, note in NOT_JUDGED.items():
+        if len(rows := asked[(asked.outcome == Outcome.REFUSED) & (asked.note == note)]):
             where = dict(asked=[*rows.asked], dims=[*map(int, rows.dim)])
-            where |= dict(problem=rows.problem.iloc[0]) if what == "raises" else {}
+            where |= dict(problem=rows.problem.iloc[0]) if what != "unsupported" else {}
             yield Finding(what, Severity.REPORTED, where)
 
 

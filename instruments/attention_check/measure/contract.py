@@ -47,8 +47,9 @@ from fa_lib.numerics.formats import FP32, FP64, Format
 
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
 ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
-NAMED, BY_DEFAULT = "named", "causal_by_default"
-UNNAMED = ("gqa", "v_dim_128", "v_dim_512", "gqa_uneven", "boolean_mask_batch", "boolean_mask_padding")
+NAMED, OUTSIDE, BY_DEFAULT = "named", "outside", "causal_by_default"
+UNEQUAL = ("gqa", "v_dim_128", "v_dim_512", "gqa_uneven")  # shapes of K and V that no parameter says it takes
+UNNAMED = (*UNEQUAL, "boolean_mask_batch", "boolean_mask_padding")
 AWAY, TIMES, TIMES_ROW = 0.05, 4, 6  # of a gradient and of a row of an answer: beyond that, and so many times as far
 MOST_AWAY = 0.4  # as the first call's, it is wrong; a gradient also beyond this
 
@@ -76,7 +77,8 @@ def contract(
             where it is not told otherwise, and was told), "top_left" (causal, aligned as torch's is_causal),
             of a wrong answer what it looks like (of `wrong_answers.diagnose`), "layout_o_bshd" (its output is right,
             and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), NAMED (of what it refuses:
-            what it raises is no refusal, but it may take the option in another form), or "".
+            what it raises is no refusal, but it may take the option in another form; OUTSIDE: of UNEQUAL shapes, it
+            reads past the end of K or V), or "".
             problem: what it raises or returns instead, in words, or "".
             times: of FP32 and FP64, the error over that of sums in the format, one term after the other; else NaN.
     """
@@ -163,6 +165,8 @@ class _Asker:
             if off > limit:
                 call_seen = CapturedCall(q, k, v, answer.output, options)
                 outcome, note = _compared(call_seen, limit, any(row["note"] == "top_left" for row in self.rows))
+        elif outcome == Outcome.MALFORMED and asked in UNEQUAL and "are outside of" in answer.problem:
+            outcome, note = Outcome.REFUSED, OUTSIDE
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
         elif (

@@ -28,7 +28,7 @@ LABELS = {
     **{f"one_query_{d}": f"one query at head_dim {d}" for d in ONE_QUERY_DIMS},
     "boolean_mask": "a boolean mask",
     "added_mask": "an added mask, ALiBi", "window": "a window of 64 and 32 keys",
-    "window_left": "a window of 4 and 0 keys", "watch_races": "shared memory without races",
+    "window_left": "a window of 4 and 0 keys", "watch_races": "races in shared memory",
     "boolean_mask_first": "a boolean mask that hides 1,100 first keys",
     "boolean_mask_batch": "another boolean mask for each sequence of a batch",
     "boolean_mask_padding": "another boolean mask of keys for each sequence, (batch, 1, 1, keys)",

@@ -12,8 +12,9 @@ from fa_lib.execution.untrusted import Untrusted
 ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
 LIKE = 3  # findings of a kind that are shown; the others are folded
 WHY_NOT_JUDGED = {
-    "unsupported": "Not run, since it takes no option of that name",
+    "unsupported": "Not run, since it does not take them",
     "raises": "Not judged, since it raises an error that is no refusal",
+    "outside": "Not judged, since it reads outside of K or V",
 }
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 HEADINGS = {  # of findings, by what they mean for the verdict
@@ -23,7 +24,7 @@ HEADINGS = {  # of findings, by what they mean for the verdict
 
 def headline(judgement: Judgement) -> Untrusted:
     """The verdict, with its cause where one is known, and, of a kernel, what could not be run: "flash passes. Not run,
-    since it takes no option of that name: softcap, sinks."."""
+    since it does not take them: softcap, sinks."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
     judged = judgement.label
     if judgement.kind == "tensors" and judgement.subject in KERNELS:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attention_check.conventions.conventions import of_keys
 from attention_check.judge.findings import Finding, Severity
-from attention_check.measure.capability import FIRST
+from attention_check.measure.capability import FIRST, RACES
 from attention_check.measure.contract import BY_DEFAULT
 from attention_check.measure.plan import FEW
 from attention_check.measure.relations import RELATIONS
@@ -185,7 +185,8 @@ def _few(at):
 
 def _answered(f: Finding, at: dict, where: str = "") -> str:
     """ "asked for head_dim 40 it raises ..." """
-    return f"asked for {label(at['asked'], at['dim'])}{where} it {noted(at['outcome'], at['note'], at['problem'])}"
+    asked = "watched for" if at["asked"] == RACES else "asked for"
+    return f"{asked} {label(at['asked'], at['dim'])}{where} it {noted(at['outcome'], at['note'], at['problem'])}"
 
 
 def _calls(f: Finding, at: dict) -> str:
@@ -598,6 +599,11 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "raises": Wording(
         "It raises an error that is no refusal, so not judged: {labels}; the first {the_problem}",
         change="mend it, or raise NotImplementedError or ValueError where the kernel lacks an option",
+    ),
+    "outside": Wording(
+        "It does not refuse a shape that it is not made for, and reads outside of K or V, so not judged: {labels}; the "
+        "first {the_problem}", more="A GPU gives wrong numbers then, or an illegal memory access.",
+        change="raise ValueError for the shapes that the kernel does not take",
     ),
     "less_than_format": Wording(
         "Of inputs in {fmt} its error is not that of {fmt}", "{of_times} × that of plain sums", "{limit:g} ×",
