@@ -173,8 +173,8 @@ def int8_products():
 
 
 def eight_bits():
-    tensors = _fp32()
-    return ran((x.bfloat16() for x in tensors), sdpa(*map(fp8, tensors)).bfloat16())
+    q, k, v = _fp32()
+    return ran((x.bfloat16() for x in (q, k, v)), sdpa(fp8(q), fp8(k), fp8(v)).bfloat16())
 
 
 def near_zero():
