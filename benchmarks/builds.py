@@ -14,7 +14,7 @@ from attention_check.judge.findings import Verdict
 from benchmarks.judge import named
 from benchmarks.judged import judged
 from benchmarks.mutants.controls import power_of_2
-from benchmarks.mutants.skeleton import Steps, changed, in_16_bits, larger, scale_of
+from benchmarks.mutants.skeleton import Steps, changed, scale_of
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
@@ -23,22 +23,23 @@ from fa_lib.execution.sweep import sweep
 MODULE = "benchmarks.builds"  # also where this file is run
 TABLE = ROOT / "benchmarks" / "mutations" / "builds.csv"
 LOG2E = math.log2(math.e)
+RIGHT = Steps()
 
 
 def lazily(m, S):
     """The maximum so far; one that rises by at most 4 is not worth a rescale."""
-    new = larger(m, S)
+    new = RIGHT.maximum(m, S)
     return m.where(new - m <= 4, new)
 
 
 def coarse(m, S):
     """The maximum so far, up to the next multiple of 1/2: no larger weight than 1."""
-    return torch.maximum(m, (larger(m, S) * 2).ceil() / 2)
+    return torch.maximum(m, (RIGHT.maximum(m, S) * 2).ceil() / 2)
 
 
 def every_other(n, tile):
     """Every other tile, then those between."""
-    each = Steps().tiles(n, tile)
+    each = RIGHT.tiles(n, tile)
     return each[::2] + each[1::2]
 
 
@@ -49,15 +50,15 @@ EXPONENTIALS = (
     dict(exp=lambda x: power_of_2(x * LOG2E), factor=lambda x: power_of_2(x * LOG2E)),
     dict(exp=lambda x: x.double().exp().to(x.dtype)),
 )
-ORDERS = {}, dict(tiles=lambda n, tile: Steps().tiles(n, tile)[::-1]), dict(tiles=every_other)
+ORDERS = {}, dict(tiles=lambda n, tile: RIGHT.tiles(n, tile)[::-1]), dict(tiles=every_other)
 OTHERS = (  # by turns
     {},
     dict(probs=lambda P, dtype: P),
     dict(maximum=lazily),
-    dict(probs=lambda P, dtype: in_16_bits(P, torch.float16 if dtype == torch.bfloat16 else dtype)),
+    dict(probs=lambda P, dtype: RIGHT.probs(P, torch.float16 if dtype == torch.bfloat16 else dtype)),
     dict(maximum=coarse),
     dict(scale=lambda d, scale: 2 * scale_of(d, scale), read=lambda q, k, v: (q / 2, k, v)),
-    dict(clear=lambda v, seen: v.masked_fill(~seen.any(-2)[..., None], 0).contiguous()),
+    dict(clear=lambda v, seen: RIGHT.clear(v, seen).contiguous()),
 )
 TILES = 16, 32, 48, 64, 100, 128, 256, 512
 BUILDS = []

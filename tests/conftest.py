@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import sys
 from queue import Empty
 
 import nbval.kernel
@@ -82,3 +83,30 @@ def edited(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "__file__", str(copy.joinpath(*module.__name__.split(".")[1:]).with_suffix(".py")))
 
     return edit
+
+
+HEAD = """
+import atexit, os, random, signal, sys, threading, time
+import numpy, torch
+import torch.nn.functional as F
+
+kept = []
+
+def right(q, k, v, causal=False, scale=None):
+    if q.dtype in (torch.float16, torch.float64):
+        raise NotImplementedError("in BF16 and FP32")
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """stranger(name, text) -> "name:f", of a module that holds the text, and that nobody imports here."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def written(name, text="def f(q, k, v): return right(q, k, v)"):
+        (tmp_path / f"{name}.py").write_text(HEAD + text + "\n")
+        return f"{name}:f"
+
+    yield written
+    assert not [path.stem for path in tmp_path.glob("*.py") if path.stem in sys.modules]

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from in_a_folder import command
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from typer.testing import CliRunner
 
 from attention_check.commands import captured_reports
 from attention_check.judge.captured import judge_model, of_gradients
@@ -27,7 +27,6 @@ from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why, reason_sentence
 from attention_check.report.sentences import judgement_text, sentences_of
 from fa_lib import BF16, draw, kernels
-from fa_lib.commands.cli import app
 
 pytestmark = pytest.mark.slow
 BITS = torch.bfloat16
@@ -238,7 +237,7 @@ def test_a_kernel_is_judged_on_a_capture_and_its_dO(tmp_path, kernel, verdict, s
     path = tmp_path / "c.safetensors"
     save_file(dict(q=q, k=k, v=v, dO=dO), path)
     words = ["check", "kernel", kernel, "--tensors", f"{path}", "--out", f"{tmp_path}", "--exit-code"]
-    done = CliRunner().invoke(app, [*words, "--json", f"{tmp_path}/found.json"], prog_name="fa-lib")
+    done = command(*words, "--json", tmp_path / "found.json")
     assert done.exit_code == (verdict == "fails") and done.stdout.splitlines()[0].startswith(f"{kernel} {verdict} on")
     judgement = Judgement.of(json.loads((tmp_path / "found.json").read_text()))
     (found,) = [f for f in judgement.findings if f.what == "captured_gradients"]

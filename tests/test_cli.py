@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
+from in_a_folder import command
 
-from fa_lib.commands.cli import app
 from fa_lib.commands.cli_dev import notebooks_of
 from fa_lib.execution import reader_modules
 from fa_lib.execution.paths import NOTEBOOKS, ROOT
@@ -30,7 +29,7 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
 
 
 def test_the_ledger_of_one_paper():
-    done = CliRunner().invoke(app, ["dev", "claims", "--paper", "2407.08608"], prog_name="fa-lib")
+    done = command("dev", "claims", "--paper", "2407.08608")
     assert done.exit_code == 0 and "1.7 x nearer" in done.stdout and "roughly 10 x" not in done.stdout
 
 
@@ -48,7 +47,7 @@ def test_the_ledger_of_one_paper():
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):
-    done = CliRunner().invoke(app, words, prog_name="fa-lib")
+    done = command(*words)
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
     assert message in done.stderr and done.stdout == "", done.output
 
@@ -58,7 +57,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fa_lib.execution.ledger.ledger", interrupted)
-    done = CliRunner().invoke(app, ["dev", "claims"], prog_name="fa-lib")
+    done = command("dev", "claims")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "\nfa-lib: interrupted; nothing is kept\n")
 
 
@@ -101,6 +100,6 @@ def of_two(monkeypatch, cores, *given, fresh=()):
     monkeypatch.setattr("fa_lib.commands.cli_dev.end_as_interrupted", lambda: None)
     run = lambda *args, **options: asked.append(options)  # noqa: E731
     monkeypatch.setattr("fa_lib.execution.notebooks.run_all", run)
-    done = CliRunner().invoke(app, ["dev", "figures", "3", "4", *given], prog_name="fa-lib")
+    done = command("dev", "figures", "3", "4", *given)
     assert done.exit_code == 0, done.output
     return asked[0]

@@ -4,20 +4,15 @@ import sys
 
 import pytest
 import torch
+from in_a_folder import command, own_path  # noqa: F401
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.execution import reader_modules
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.kernel_ref import KernelRef
 
-pytestmark = pytest.mark.slow
-
-
-def command(*words):
-    return CliRunner().invoke(app, words, prog_name="fa-lib")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_path")]
 
 
 def module(folder, name, text):
@@ -30,13 +25,7 @@ KERNEL = "import helper\ndef f(q, k, v, causal=False):\n    return helper.attend
 
 
 @pytest.fixture
-def path(monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(reader_modules, "_FOLDERS", [])
-
-
-@pytest.fixture
-def kernel_file(tmp_path, monkeypatch, path):
+def kernel_file(tmp_path, monkeypatch):
     """A folder that is not on any path, with a kernel in a file that imports another one of the folder."""
     module(tmp_path / "its", "helper.py", HELPER)
     module(tmp_path / "its", "mine.py", KERNEL)

@@ -63,11 +63,6 @@ def valued(x: Tensor, value: Tensor) -> Tensor:
     return x + (value.to(x.dtype) - x).detach()
 
 
-def in_16_bits(P: Tensor, dtype: torch.dtype) -> Tensor:
-    """P as it multiplies V: rounded to the inputs' dtype."""
-    return valued(P, P.to(dtype))
-
-
 def repeated(x: Tensor, heads: int) -> Tensor:
     """K or V (..., kv_heads, n_kv, d), each head repeated for the heads of Q that share it."""
     return x.repeat_interleave(heads // x.shape[-3], -3)
@@ -89,11 +84,6 @@ def visible(n_q: int, n_kv: int, causal: bool, window: tuple | None) -> Tensor:
     return seen if right is None else seen & (ahead <= right)
 
 
-def cleared(v: Tensor, seen: Tensor) -> Tensor:
-    """V (..., B_c, d_v) without the keys that no query sees: 0 times NaN would be NaN. seen: (..., n_q, B_c)."""
-    return v.masked_fill(~seen.any(-2)[..., None], 0)
-
-
 def begun(sinks: Tensor | None, l: Tensor) -> tuple[Tensor, Tensor]:
     """m and l (..., n_q, 1) before the first tile. sinks: a logit for each head, whose mass joins l."""
     if sinks is None:
@@ -101,41 +91,20 @@ def begun(sinks: Tensor | None, l: Tensor) -> tuple[Tensor, Tensor]:
     return sinks.to(l)[..., None, None].expand_as(l), torch.ones_like(l)
 
 
-def larger(m: Tensor, S: Tensor) -> Tensor:
-    """The maximum so far, (..., n_q, 1)."""
-    return torch.maximum(m, S.amax(-1, keepdim=True))
-
-
-def rescaled(O: Tensor, factor: Tensor) -> Tensor:
-    """O, made for an older maximum, for the new one. factor: exp(m - m') (..., n_q, 1)."""
-    return O * factor
-
-
-def kept(O: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:
-    """O (..., n_q, d_v) and l (..., n_q, 1) as they are carried from tile to tile."""
-    return O, l
-
-
-def normalised(O: Tensor, l: Tensor) -> Tensor:
-    """O / l, and 0 where a row sees no key."""
-    return O / l.where(l > 0, 1)
-
-
-def stored(O: Tensor, dtype: torch.dtype) -> Tensor:
-    """The output in the inputs' dtype."""
-    return O.to(dtype)
-
-
 @dataclass(frozen=True)
 class Steps:
     """What the kernel does at each step. A mutant changes one.
 
     Attributes:
-        read: Q, K, V in FP32, or FP64 -> as they are used. heads, scale, seen, clear, begin, maximum, rescale, carry,
-            divide, store: the functions above.
+        read: Q, K, V in FP32, or FP64 -> as they are used. heads, scale, seen, begin: the functions above.
+        clear: V (..., B_c, d_v), and who sees its keys (..., n_q, B_c) -> V without those that no query sees: 0 times
+            NaN would be NaN.
         scores: S of a tile, and the number of its first key -> S.
         exp, factor: of scores less their maximum, of the maximum less a new one.
         probs: P, and the inputs' dtype -> P as it multiplies V.
+        maximum: m, S of a tile -> the maximum so far. rescale: O, factor -> O for the new maximum.
+        carry: O (..., n_q, d_v), l (..., n_q, 1) -> as they are carried from tile to tile.
+        divide: O, l -> O / l, 0 where a row sees no key. store: that, and the inputs' dtype -> the output.
         part: P V of a tile, and the inputs' dtype -> as it is added to O.
         tiles: n_kv, tile -> first and last + 1 key of each tile, in their order.
         hide: the score of a key that is not seen.
@@ -146,19 +115,19 @@ class Steps:
     heads: Callable = repeated
     scale: Callable = scale_of
     seen: Callable = visible
-    clear: Callable = cleared
+    clear: Callable = lambda v, seen: v.masked_fill(~seen.any(-2)[..., None], 0)
     begin: Callable = begun
     scores: Callable = lambda S, first: S
     exp: Callable = torch.exp
     factor: Callable = torch.exp
-    probs: Callable = in_16_bits
+    probs: Callable = lambda P, dtype: valued(P, P.to(dtype))
     part: Callable = lambda O, dtype: O
-    maximum: Callable = larger
-    rescale: Callable = rescaled
-    carry: Callable = kept
+    maximum: Callable = lambda m, S: torch.maximum(m, S.amax(-1, keepdim=True))
+    rescale: Callable = lambda O, factor: O * factor
+    carry: Callable = lambda O, l: (O, l)
     tiles: Callable = lambda n, tile: [(j, min(j + tile, n)) for j in range(0, n, tile)]
-    divide: Callable = normalised
-    store: Callable = stored
+    divide: Callable = lambda O, l: O / l.where(l > 0, 1)
+    store: Callable = lambda O, dtype: O.to(dtype)
     hide: float = -math.inf
     tile: int = 64
 

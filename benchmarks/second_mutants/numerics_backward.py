@@ -1,57 +1,44 @@
 """Defects of the backward pass, by a second author: numerics."""
 
-from functools import partial
-
 import torch
 
-from benchmarks.second_mutants.by_hand import ByHand
-from benchmarks.second_mutants.numerics_steps import (
+from benchmarks.second_mutants.steps import (
     LOG2E,
-    absorb,
+    ByHand,
+    backward_in_tiles,
+    capped,
     dot,
-    fa2_backward,
-    fa2_forward,
     finite,
-    hide,
+    in_base_2,
     load,
+    log_sum_exp,
     nonzero,
     rounded,
-    start,
-    tiles,
+    row_max,
+    sweep,
 )
 
 
 def backward_missing_ln2(q, k, v, causal=False, scale=None, window=None):
     """Triton tutorial style: K is pre-scaled by scale * log2(e), and dQ is not multiplied by ln 2."""
-    *tensors, scale = load(q, k, v, scale)
-    dtype, veil = q.dtype, partial(hide, n_kv=k.shape[2], causal=causal, window=window)
+    *tensors, scale, hide = load(q, k, v, scale, causal, window)
+    dtype = q.dtype
 
     def forward(q, k, v):
         k2 = k * (scale * LOG2E)
-        m, l, o = start(q, v)
-        for j0, j1 in tiles(k.shape[2], 128):
-            s = veil(dot(q, k2[:, :, j0:j1]), j0)
-            m, l, o = absorb(m, l, o, s, v[:, :, j0:j1], dtype, torch.exp2)
+        m, l, o = sweep(lambda k, j0: hide(dot(q, k), j0), q, k2, v, dtype, in_base_2)
         return o / nonzero(l), k2, finite(m) + torch.log2(nonzero(l))
 
     def backward(do, q, k, v, o, k2, lse2):
-        delta = (do * o).sum(-1, keepdim=True)
-        dq, dk, dv = torch.zeros_like(q), torch.empty_like(k2), torch.empty_like(v)
-        for j0, j1 in tiles(k2.shape[2], 128):
-            kj, vj = k2[:, :, j0:j1], v[:, :, j0:j1]
-            p = torch.exp2(veil(dot(q, kj), j0) - lse2)
-            ds = rounded(p * (dot(do, vj) - delta), dtype)
-            dq = dq + ds @ kj
-            dk[:, :, j0:j1] = ds.transpose(-1, -2) @ q * scale
-            dv[:, :, j0:j1] = rounded(p, dtype).transpose(-1, -2) @ do
-        return dq, dk, dv
+        about = dict(scores=lambda k: dot(q, k), exp=torch.exp2, add=torch.add)
+        return backward_in_tiles(do, q, k2, v, o, lse2, scale, dtype, hide, **about)
 
     return ByHand.apply(forward, backward, *tensors).to(dtype)
 
 
 def softcap_tanh_saved_in_half(q, k, v, causal=False, scale=None, window=None, softcap=None):
     """The tanh of the soft cap is kept in the inputs' type; the backward takes 1 - t * t of it."""
-    *tensors, scale = load(q, k, v, scale)
+    *tensors, scale, hide = load(q, k, v, scale, causal, window)
     dtype = q.dtype
 
     def forward(q, k, v):
@@ -60,9 +47,8 @@ def softcap_tanh_saved_in_half(q, k, v, causal=False, scale=None, window=None, s
             t = torch.tanh(s / softcap)
             s = softcap * t
             t = t.to(dtype)
-        s = hide(s, 0, k.shape[2], causal, window)
-        m = s.amax(-1, keepdim=True)
-        p = torch.exp(s - finite(m))
+        s = hide(s)
+        p = torch.exp(s - finite(row_max(s)))
         l = p.sum(-1, keepdim=True)
         return rounded(p, dtype) @ v / nonzero(l), p / nonzero(l), t
 
@@ -71,36 +57,40 @@ def softcap_tanh_saved_in_half(q, k, v, causal=False, scale=None, window=None, s
         if t is not None:
             ds = ds * (1.0 - t.to(ds.dtype) ** 2)
         ds = rounded(ds, dtype)
-        dv = rounded(p, dtype).transpose(-1, -2) @ do
-        return ds @ k * scale, ds.transpose(-1, -2) @ q * scale, dv
+        return ds @ k * scale, ds.mT @ q * scale, rounded(p, dtype).mT @ do
 
     return ByHand.apply(forward, backward, *tensors).to(dtype)
 
 
+def fa2(q, k, v, scale, dtype, hide, softcap=None):
+    """Output and log-sum-exp."""
+    m, l, o = sweep(lambda k, j0: hide(capped(dot(q * scale, k), softcap), j0), q, k, v, dtype)
+    return o / nonzero(l), log_sum_exp(m, l)
+
+
 def backward_lse_in_half(q, k, v, causal=False, scale=None, window=None):
     """FA2 with its own backward; the log-sum-exp is saved for it in the inputs' type."""
-    *tensors, scale = load(q, k, v, scale)
-    dtype, veil = q.dtype, partial(hide, n_kv=k.shape[2], causal=causal, window=window)
+    *tensors, scale, hide = load(q, k, v, scale, causal, window)
+    dtype = q.dtype
 
     def forward(q, k, v):
-        o, lse = fa2_forward(q * scale, k, v, dtype, veil)
+        o, lse = fa2(q, k, v, scale, dtype, hide)
         return o, lse.to(dtype)
 
     def backward(do, q, k, v, o, lse):
-        return fa2_backward(do, q, k, v, o, lse.to(q.dtype), scale, dtype, veil)
+        lse = finite(lse.to(q.dtype))
+        return backward_in_tiles(do, q, k, v, o, lse, scale, dtype, hide, add=lambda dq, part: dq + part * scale)
 
     return ByHand.apply(forward, backward, *tensors).to(dtype)
 
 
 def backward_dq_in_half(q, k, v, causal=False, scale=None, softcap=None):
     """FA2 with its own backward over tiles of keys; dQ is summed in the inputs' type."""
-    *tensors, scale = load(q, k, v, scale)
-    dtype, veil = q.dtype, partial(hide, n_kv=k.shape[2], causal=causal)
+    *tensors, scale, hide = load(q, k, v, scale, causal)
+    dtype = q.dtype
 
-    def forward(q, k, v):
-        return fa2_forward(q * scale, k, v, dtype, veil, softcap)
+    def backward(do, q, k, v, o, lse):
+        about = dict(size=32, add=lambda dq, part: rounded(dq + part * scale, dtype))
+        return backward_in_tiles(do, q, k, v, o, finite(lse), scale, dtype, hide, softcap, **about)
 
-    def backward(do, *kept):
-        return fa2_backward(do, *kept, scale, dtype, veil, softcap, 32, lambda dq: rounded(dq, dtype))
-
-    return ByHand.apply(forward, backward, *tensors).to(dtype)
+    return ByHand.apply(lambda *x: fa2(*x, scale, dtype, hide, softcap), backward, *tensors).to(dtype)

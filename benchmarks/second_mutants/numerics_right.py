@@ -1,40 +1,20 @@
 """Right kernels, by a second author: numerics."""
 
-from functools import partial
-
 import torch
 
-from benchmarks.second_mutants.by_hand import ByHand
-from benchmarks.second_mutants.numerics_steps import (
-    INF,
-    LOG2E,
-    _Exp2Poly,
-    absorb,
-    cap,
-    dot,
-    finite,
-    hide,
-    load,
-    merged,
-    nonzero,
-    piece,
-    rounded,
-    row_max,
-    start,
-    tiles,
-)
+from benchmarks.second_mutants import steps
+from benchmarks.second_mutants.steps import INF, LOG2E, added, capped, dot, finite, load, nonzero, rounded, row_max
 
 
 def right_whole_row(q, k, v, causal=False, scale=None, mask=None, window=None, softcap=None, sinks=None):
     """Blocks of queries, whole rows, P normalised in FP32 and then cast."""
-    qf, kf, vf, scale = load(q, k, v, scale)
-    n_q, n_kv, blocks = q.shape[2], k.shape[2], []
-    for i0, i1 in tiles(n_q, 128):
-        s = cap(dot(qf[:, :, i0:i1] * scale, kf), softcap)
-        s = hide(s, 0, n_kv, causal, window, mask, 1.0, i0, n_q)
+    qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
+    blocks = []
+    for i0, i1 in steps.tiles(q.shape[2], 128):
+        s = hide(capped(dot(qf[:, :, i0:i1] * scale, kf), softcap), 0, i0)
         m = row_max(s)
         if sinks is not None:
-            sink = sinks.to(s.dtype).view(1, -1, 1, 1)
+            sink = steps.as_column(sinks, s)
             m = torch.maximum(m, sink.detach())
         p = torch.exp(s - finite(m))
         l = p.sum(-1, keepdim=True)
@@ -46,89 +26,64 @@ def right_whole_row(q, k, v, causal=False, scale=None, mask=None, window=None, s
 
 def right_lazy_rescale(q, k, v, causal=False, scale=None, window=None):
     """FA4: O and the row sum rescaled only after a rise of 2 ** 8; cubic 2 ** x for 16-bit inputs."""
-    qf, kf, vf, scale = load(q, k, v, scale)
+    qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window)
     cubic = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
-    power = (lambda x: _Exp2Poly.apply(x, cubic)) if q.dtype.itemsize == 2 else torch.exp2
-    m, l, o = start(qf, vf)
-    for j0, j1 in tiles(k.shape[2], 128):
-        s = hide(dot(qf * (scale * LOG2E), kf[:, :, j0:j1]), j0, k.shape[2], causal, window)
+    power = (lambda x: steps.Exp2Poly.apply(x, cubic)) if q.dtype.itemsize == 2 else torch.exp2
+
+    def step(m, l, o, s, v, dtype):
         new = torch.maximum(m, row_max(s))
         lazy = new - finite(m) <= 8.0
         used = torch.where(lazy & (m > -INF), m, new)
-        alpha, p = torch.exp2(m - finite(used)), power(s - finite(used))
-        l = l * alpha + p.sum(-1, keepdim=True)
-        o = o * alpha + rounded(p, q.dtype) @ vf[:, :, j0:j1]
-        m = used
-    return (o / nonzero(l)).to(q.dtype)
+        return added(used, l, o, torch.exp2(m - finite(used)), power(s - finite(used)), v, dtype)
+
+    return steps.online(lambda k, j0: hide(dot(qf * (scale * LOG2E), k), j0), qf, kf, vf, q.dtype, step)
 
 
 def right_split_kv(q, k, v, causal=False, scale=None, mask=None, window=None, sinks=None):
     """Flash decoding: splits in base 2, one merge by the base-2 log-sum-exp, the sink in the merge."""
-    qf, kf, vf, scale = load(q, k, v, scale)
-    outs, lses = [], []
-    for j0, j1 in tiles(k.shape[2], 192):
-        s = hide(dot(qf * (scale * LOG2E), kf[:, :, j0:j1]), j0, k.shape[2], causal, window, mask, LOG2E)
-        o, lse = piece(s, vf[:, :, j0:j1], q.dtype, torch.exp2, torch.log2)
-        outs.append(o)
-        lses.append(lse)
+    qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask, LOG2E)
+    outs, lses = steps.pieces(
+        lambda k, j0: hide(dot(qf * (scale * LOG2E), k), j0), kf, vf, q.dtype, 192, torch.exp2, torch.log2
+    )
     if sinks is not None:
         outs.append(torch.zeros_like(outs[0]))
         lses.append((sinks.to(qf.dtype) * LOG2E).view(1, -1, 1, 1).expand_as(lses[0]))
-    return merged(outs, lses, torch.exp2).to(q.dtype)
+    return steps.merged(outs, lses, torch.exp2).to(q.dtype)
 
 
 def right_reverse_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
     """FA2/FA3: tiles from right to left, a backward by hand with delta from the stored output."""
-    *tensors, scale = load(q, k, v, scale)
-    dtype, veil = q.dtype, partial(hide, n_kv=k.shape[2], causal=causal, window=window)
+    *tensors, scale, hide = load(q, k, v, scale, causal, window)
+    dtype = q.dtype
 
     def forward(q, k, v):
-        m, l, o = start(q, v)
-        for j0, j1 in reversed(tiles(k.shape[2], 128)):
-            s = veil(cap(dot(q * scale, k[:, :, j0:j1]), softcap), j0)
-            m, l, o = absorb(m, l, o, s, v[:, :, j0:j1], dtype)
+        m, l, o = steps.sweep(
+            lambda k, j0: hide(capped(dot(q * scale, k), softcap), j0), q, k, v, dtype, order=reversed
+        )
         o = o / nonzero(l)
         return o, o.to(dtype), finite(m) + torch.log(nonzero(l))
 
     def backward(do, q, k, v, _, o, lse):
-        delta = (do * o.to(do.dtype)).sum(-1, keepdim=True)
-        dq, dk, dv = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
-        for j0, j1 in reversed(tiles(k.shape[2], 128)):
-            kj, vj = k[:, :, j0:j1], v[:, :, j0:j1]
-            s = cap(dot(q * scale, kj), softcap)
-            p = torch.exp(veil(s, j0) - lse)
-            ds = p * (dot(do, vj) - delta)
-            if softcap is not None:
-                ds = ds * (1.0 - (s / softcap) ** 2)
-            ds = rounded(ds, dtype)
-            dq += ds @ kj
-            dk[:, :, j0:j1] = ds.transpose(-1, -2) @ q * scale
-            dv[:, :, j0:j1] = rounded(p, dtype).transpose(-1, -2) @ do
-        return dq * scale, dk, dv
+        return steps.backward_in_tiles(do, q, k, v, o.to(do.dtype), lse, scale, dtype, hide, softcap, order=reversed)
 
-    return ByHand.apply(forward, backward, *tensors).to(dtype)
+    return steps.ByHand.apply(forward, backward, *tensors).to(dtype)
 
 
 def right_ones_column(q, k, v, causal=False, scale=None, mask=None):
     """FA2 whose row sum is one more column of V, so that it is the sum of the cast P."""
-    qf, kf, vf, scale = load(q, k, v, scale)
+    qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
     vf = torch.cat([vf, vf.new_ones(*vf.shape[:-1], 1)], -1)
-    m, _, o = start(qf, vf)
-    for j0, j1 in tiles(k.shape[2], 128):
-        s = hide(dot(qf * scale, kf[:, :, j0:j1]), j0, k.shape[2], causal, None, mask)
-        new = torch.maximum(m, row_max(s))
-        o = o * torch.exp(m - finite(new)) + rounded(torch.exp(s - finite(new)), q.dtype) @ vf[:, :, j0:j1]
-        m = new
+    _, _, o = steps.sweep(lambda k, j0: hide(dot(qf * scale, k), j0), qf, kf, vf, q.dtype)
     return (o[..., :-1] / nonzero(o[..., -1:])).to(q.dtype)
 
 
 def right_two_pass(q, k, v, causal=False, scale=None, mask=None, window=None, softcap=None):
     """Two passes: first every row's log-sum-exp, then sums of exp(S - lse) V, with no rescaling."""
-    qf, kf, vf, scale = load(q, k, v, scale)
-    n_kv, scored = k.shape[2], []
-    m, l, o = start(qf, vf)
-    for j0, j1 in tiles(n_kv, 256):
-        s = hide(cap(dot(qf * scale, kf[:, :, j0:j1]), softcap), j0, n_kv, causal, window, mask)
+    qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
+    scored = []
+    m, l, o = steps.start(qf, vf)
+    for j0, j1 in steps.tiles(k.shape[2], 256):
+        s = hide(capped(dot(qf * scale, kf[:, :, j0:j1]), softcap), j0)
         new = torch.maximum(m, row_max(s))
         l = l * torch.exp(m - finite(new)) + torch.exp(s - finite(new)).sum(-1, keepdim=True)
         m = new
@@ -141,10 +96,6 @@ def right_two_pass(q, k, v, causal=False, scale=None, mask=None, window=None, so
 
 def right_smooth_k(q, k, v, causal=False, scale=None, mask=None, window=None):
     """SageAttention's smoothing, without its quantisation: the mean key is taken off all the keys."""
-    qf, kf, vf, scale = load(q, k, v, scale)
+    qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     kf = kf - kf.mean(2, keepdim=True)
-    m, l, o = start(qf, vf)
-    for j0, j1 in tiles(k.shape[2], 64):
-        s = hide(dot(qf, kf[:, :, j0:j1]) * scale, j0, k.shape[2], causal, window, mask)
-        m, l, o = absorb(m, l, o, s, vf[:, :, j0:j1], q.dtype)
-    return (o / nonzero(l)).to(q.dtype)
+    return steps.online(lambda k, j0: hide(dot(qf, k) * scale, j0), qf, kf, vf, q.dtype, size=64)

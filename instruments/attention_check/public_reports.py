@@ -4,8 +4,9 @@ then is not at hand, a few lines make the defect; the thread has what was found.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,46 +42,36 @@ class Report:
     cause: dict[str, Any] = field(default_factory=dict)
 
 
-REPORTS: list[Report] = []
-
-
-def report(
-    thread: str, asked: str, verdict: str, **cause: Any
-) -> Callable[[Callable[[], CapturedCall]], Callable[[], CapturedCall]]:
-    """Make a decorator that enters a function, which makes a call, into REPORTS; the arguments are a Report's."""
-
-    def entered(make):
-        REPORTS.append(Report(thread, asked, make, verdict, cause))
-        return make
-
-    return entered
-
-
 def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> list[Tensor]:
     """Three normal tensors of a shape."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=generator).to(dtype) for _ in range(3)]
 
 
+def ran(tensors: Iterable[Tensor], o: Tensor | Callable[..., Tensor] = sdpa, **options: Any) -> CapturedCall:
+    """The call of q, k and v. o: the output, or what gives it, f(q, k, v); options: those its author believed in."""
+    q, k, v = tensors
+    return CapturedCall(q, k, v, o(q, k, v) if callable(o) else o, options)
+
+
 def _turned(x):
     return x.transpose(1, 2)
+
+
+def _as_bshd(q, k, v):
+    return _turned(sdpa(*map(_turned, (q, k, v))))
 
 
 def _bf16():
     return drawn(1, 8, 256, 64)
 
 
-def _fp32(n=256):
-    return drawn(1, 8, n, 64, dtype=torch.float32)
+def _fp32():
+    return drawn(1, 8, 256, 64, dtype=torch.float32)
 
 
-def _few_queries(dtype=torch.bfloat16):
-    q, k, v = (x.to(dtype) for x in _fp32())
-    return q[:, :, :32], k, v
-
-
-def _visible(n_q, n, share=0.5):
-    return torch.rand(n_q, n, generator=torch.Generator().manual_seed(3)) < share
+def _fp16(*shape):
+    return drawn(*shape, dtype=torch.float16)
 
 
 def fp8(x: Tensor) -> Tensor:
@@ -95,218 +86,162 @@ def int8(x: Tensor) -> Tensor:
     return (x / scale).round() * scale
 
 
-@report("pytorch/pytorch#196468", "compiled differs by 0.35", "bug", softmax="over_batch")
 def softmax_over_dim_0():
     q, k, v = (drawn(4, 4, n, 8, dtype=torch.float32, seed=n)[0] for n in (2, 3, 4))
-    return CapturedCall(q, k, v[:, :, :3], torch.softmax(q @ k.mT / 8**0.5, 0) @ v[:, :, :3])
+    return ran((q, k, v[:, :, :3]), torch.softmax(q @ k.mT / 8**0.5, 0) @ v[:, :, :3])
 
 
-@report("pytorch/pytorch#187506", "wrong numbers", "bug", layout="k_column_major")
-def other_last_stride():
-    q, k, v = _bf16()
-    return CapturedCall(q, k, v, sdpa(q, k.mT.reshape(k.shape), v))
-
-
-@report("pytorch/pytorch#184330", "output is 0", "bug")
 def no_features():
     v = drawn(1, 16, 16, 1, dtype=torch.float32)[0]
-    return CapturedCall(v[..., :0], v[..., :0], v, torch.zeros_like(v))
+    return ran((v[..., :0], v[..., :0], v), torch.zeros_like(v))
 
 
-@report("pytorch/pytorch#151098", "compiled is less exact than eager", "rounding")
 def less_exact():
-    q, k, v = drawn(1, 16, 64, 64, dtype=torch.float32)
-    return CapturedCall(q, k, v, kernels.unfused(q, k, v, scale=8**-0.5), dict(scale=8**-0.5, mask=torch.zeros(64, 64)))
+    options = dict(scale=8**-0.5)
+    exact = partial(kernels.unfused, **options)
+    return ran(drawn(1, 16, 64, 64, dtype=torch.float32), exact, **options, mask=torch.zeros(64, 64))
 
 
-@report("pytorch/pytorch#179578", "a fuzzer's alarm, 7e-8", "rounding")
-def one_head():
-    q, k, v = drawn(2, 1, 128, 256, dtype=torch.float32)
-    return CapturedCall(q, k, v, sdpa(q, k, v))
-
-
-@report("pytorch/pytorch#141128", "NaN became numbers", "bug")
 def nan_hidden():
     q, k, v = drawn(2, 4, 16, 8, dtype=torch.float32)
     o = sdpa(q, k, v)
     q[0, 0, 5, 0] = math.nan
-    return CapturedCall(q, k, v, o)
+    return ran((q, k, v), o)
 
 
-@report("pytorch/pytorch#127055", "NaN, though every row sees keys", "bug")
 def block_hidden():
     """exp(-inf + inf) where a block of 512 keys is hidden from a row."""
     q, k, v = drawn(1, 2, 640, 64, dtype=torch.float32)
     mask = torch.full((640, 640), -math.inf).triu(1) + torch.full((640, 640), -math.inf).tril(-10)
     o = sdpa(q, k, v, attn_mask=mask)
     o[:, :, 522:] = math.nan
-    return CapturedCall(q, k, v, o, dict(mask=mask))
+    return ran((q, k, v), o, mask=mask)
 
 
-@report("pytorch/pytorch#133671", "gradients differ", "bug", change="dO_in_memory_order")
 def gradients_of_another_order():
-    q, k, v = drawn(2, 2, 49, 32, dtype=torch.float32)
+    q, k, v = (x.requires_grad_() for x in drawn(2, 2, 49, 32, dtype=torch.float32))
     dO = torch.arange(q.numel(), dtype=torch.float32).reshape(q.shape) / q.numel()
-    for each in (q, k, v):
-        each.requires_grad_()
     o = sdpa(q, k, v)
     in_memory = dO.reshape(2, 49, 2, 32).transpose(1, 2)  # the same numbers, filled in as they lie in memory
     dq, dk, dv = torch.autograd.grad(o, (q, k, v), in_memory)
-    return CapturedCall(q.detach(), k.detach(), v.detach(), o.detach(), others=dict(dO=dO, dq=dq, dk=dk, dv=dv))
+    return replace(ran((x.detach() for x in (q, k, v)), o.detach()), others=dict(dO=dO, dq=dq, dk=dk, dv=dv))
 
 
-@report("pytorch/pytorch#148153", "16 apart after 1 / attention", "rounding")
-def inverted_after():
-    q, k, v = (side.unflatten(-1, (8, 64)).transpose(1, 2) for side in drawn(10, 1, 512, dtype=torch.float32))
-    return CapturedCall(q, k, v, kernels.unfused(q, k, v))  # 1 / o is 16 apart where o is near 0; o itself is right
-
-
-@report("pytorch/pytorch#119188", "the documented code differs", "rounding")
 def split_scale():
-    q, k, v = _bf16()
     root = 64**-0.25
-    o = torch.softmax((q * root) @ (k * root).mT, -1) @ v
-    return CapturedCall(q, k, v, o)
+    return ran(_bf16(), lambda q, k, v: torch.softmax((q * root) @ (k * root).mT, -1) @ v)
 
 
-@report("pytorch/pytorch#163588", "3.4 % off with a mask", "rounding")
 def one_query():
     q, k, v = drawn(1, 1, 1000, 64)
-    mask = _visible(1, 1000, 0.58)
-    return CapturedCall(q[:, :, :1], k, v, sdpa(q[:, :, :1], k, v, attn_mask=mask), dict(mask=mask))
+    mask = torch.rand(1, 1000, generator=torch.Generator().manual_seed(3)) < 0.58
+    return ran((q[:, :, :1], k, v), partial(sdpa, attn_mask=mask), mask=mask)
 
 
-@report("meta-pytorch/attention-gym#131", "BF16 differs by 0.125", "rounding")
-def large_inputs():
-    q, k, v = (10 * x for x in drawn(1, 16, 240, 128))
-    return CapturedCall(q, k, v, sdpa(q, k, v))
-
-
-@report("huggingface/transformers#48748", "perplexity too good", "bug", causal="none")
-def future_seen():
-    q, k, v = _bf16()
-    return CapturedCall(q, k, v, sdpa(q, k, v), dict(causal=True))
-
-
-@report("rasbt/LLMs-from-scratch#1061", "sees the future", "convention", mask="inverted")
 def other_polarity():
-    q, k, v = _bf16()
     mask = torch.ones(256, 256, dtype=torch.bool).tril()
-    return CapturedCall(q, k, v, sdpa(q, k, v, attn_mask=~mask.tril(-1)), dict(mask=mask.tril(-1)))
+    return ran(_bf16(), partial(sdpa, attn_mask=~mask.tril(-1)), mask=mask.tril(-1))
 
 
-@report("microsoft/onnxruntime#29020", "CPU and CUDA differ", "convention", causal="top_left")
 def top_left():
-    q, k, v = _few_queries(torch.float32)
-    return CapturedCall(q, k, v, sdpa(q, k, v, is_causal=True), dict(causal=True))
+    q, k, v = _fp32()
+    return ran((q[:, :, :32], k, v), partial(sdpa, is_causal=True), causal=True)
 
 
-@report("openvinotoolkit/openvino#35796", "4.3 off FP64", "precision", fmt="BF16")
-def executed_in_bf16():
-    q, k, v = drawn(4, 1, 64, 128, dtype=torch.float32)
-    return CapturedCall(q, k, v, kernels.flash(*(x.bfloat16() for x in (q, k, v))).float(), dict(softcap=40000.0))
-
-
-@report("openvinotoolkit/openvino#38256", "cosine 0.28", "bug")
-def wrong_product():
-    q, k, v = _bf16()
-    return CapturedCall(q, k, v, sdpa(q, torch.cat([k[..., 1::2], k[..., 0::2]], -1), v))
-
-
-@report("ml-explore/mlx#2835", "causal differs from torch", "convention", mask="triangle_bottom_right")
 def bottom_right():
-    q, k, v = drawn(1, 4, 1024, 64, dtype=torch.float16)
-    q = q[:, :, :32]
-    return CapturedCall(
-        q, k, v, kernels.flash(q, k, v, causal=True), dict(mask=torch.ones(32, 1024, dtype=torch.bool).tril())
-    )
+    q, k, v = _fp16(1, 4, 1024, 64)
+    mask = torch.ones(32, 1024, dtype=torch.bool).tril()
+    return ran((q[:, :, :32], k, v), partial(kernels.flash, causal=True), mask=mask)
 
 
-@report("ml-explore/mlx#3585", 'differs by 0.5, "float order"', "convention", layout="all_bshd")
-def layout():
-    q, k, v = drawn(2, 82, 8, 64, dtype=torch.float32)
-    return CapturedCall(q, k, v, _turned(sdpa(*map(_turned, (q, k, v)))))
-
-
-@report("ml-explore/mlx#3452", "decode differs with sinks", "bug", sinks="ignored")
 def sinks_dropped():
     q, k, v = drawn(1, 8, 34, 64)
-    return CapturedCall(q[:, :, :1], k, v, sdpa(q[:, :, :1], k, v), dict(sinks=torch.linspace(0, 4, 8)))
+    return ran((q[:, :, :1], k, v), sinks=torch.linspace(0, 4, 8))
 
 
-@report("jax-ml/jax#35916", "silently incorrect", "convention", layout="all_bshd")
-def layout_of_jax():
-    q, k, v = drawn(1, 4, 32, 64, dtype=torch.float32)
-    return CapturedCall(q, k, v, _turned(sdpa(*map(_turned, (q, k, v)))))
-
-
-@report("triton-lang/triton#11584", "values of 1e10", "bug")
 def bits_multiplied():
     q, k, v = drawn(1, 1, 16, 16)
     bits = q.view(torch.int16).double() @ k.view(torch.int16).double().mT
-    return CapturedCall(q, k, v, (bits @ v.double()).bfloat16())
+    return ran((q, k, v), (bits @ v.double()).bfloat16())
 
 
-@report("triton-lang/triton#5895", "interpreter 1e-6, GPU 2e-2", "precision", fmt="TF32")
-def tf32():
-    q, k, v = _fp32()
-    rounded_q, rounded_k, rounded_v = (TF32(x.double()).float() for x in (q, k, v))
-    return CapturedCall(q, k, v, sdpa(rounded_q, rounded_k, rounded_v))
-
-
-@report("thu-ml/SageAttention#340", "causal is off by 2.7", "precision", fmt="INT8_SMOOTH")
 def int8_products():
     """q k^T in integers, with a scale for each row, after K's mean is taken off: SageAttention's step."""
-    q, k, v = drawn(2, 4, 512, 128, dtype=torch.float16)
+    q, k, v = _fp16(2, 4, 512, 128)
     q8, k8 = (int8(x) for x in (q.double(), k.double() - k.double().mean(2, keepdim=True)))
-    return CapturedCall(q, k, v, kernels.golden(q8, k8, v.double(), inputs=FP64, causal=True).half(), dict(causal=True))
+    return ran((q, k, v), kernels.golden(q8, k8, v.double(), inputs=FP64, causal=True).half(), causal=True)
 
 
-@report("pytorch/pytorch#191937", "wrong at lengths of 1 mod 32", "bug", keys=(0, 224))
-def last_key_lost():
-    q, k, v = drawn(1, 2, 225, 512)
-    return CapturedCall(q, k, v, sdpa(q, k[:, :, :224], v[:, :, :224]))
-
-
-@report("FlagOpen/FlagGems#5896", "cosine 0.81", "bug", layout="k_reshaped")
-def strides_of_another():
-    q, k, v = _bf16()
-    return CapturedCall(q, k, v, sdpa(q, _turned(k.reshape(1, 256, 8, 64)), v))
-
-
-@report("tenstorrent/tt-metal#51927", "correlation 0.99 says fine", "precision", fmt="FP8_HEAD")
 def eight_bits():
     q, k, v = _fp32()
-    return CapturedCall(q.bfloat16(), k.bfloat16(), v.bfloat16(), sdpa(fp8(q), fp8(k), fp8(v)).bfloat16())
+    return ran((x.bfloat16() for x in (q, k, v)), sdpa(fp8(q), fp8(k), fp8(v)).bfloat16())
 
 
-@report("ScalingIntelligence/KernelBench#165", "zeros pass a tolerance of 1e-2", "bug")
-def zeros():
-    q, k, v = _fp32()
-    return CapturedCall(q, k, v, torch.zeros_like(v))
-
-
-@report("HazyResearch/HipKittens#64", "torch itself fails rtol", "rounding")
 def near_zero():
     q, k, v = _bf16()
-    v = v - v.mean(2, keepdim=True)
-    return CapturedCall(q, k, v, sdpa(q, k, v))
+    return ran((q, k, v - v.mean(2, keepdim=True)))
 
 
-@report("ggml-org/llama.cpp#24406", "a limit hit by a right FP16 kernel", "rounding")
-def fp16():
-    q, k, v = drawn(1, 8, 128, 64, dtype=torch.float16)
-    return CapturedCall(q, k, v, kernels.as_shipped(q, k, v))
-
-
-@report("ggml-org/llama.cpp, CUDA", "O carried in FP16", "precision", fmt="FP16")
 def fp16_carried():
-    q = drawn(1, 4, 64, 64, dtype=torch.float16)[0]
+    q = _fp16(1, 4, 64, 64)[0]
     k, v = (torch.rand(1, 4, 4096, 64, generator=torch.Generator().manual_seed(i)).half() for i in (1, 2))
     precision = replace(Precision.kernel(FP16), accumulator=FP16, row_sum=FP16)
-    return CapturedCall(q, k, v, kernels.tiled(q, k, v, tiling=Tiling(64, 32), precision=precision))
+    return ran((q, k, v), partial(kernels.tiled, tiling=Tiling(64, 32), precision=precision))
 
 
+REPORTS = [
+    Report("pytorch/pytorch#196468", "compiled differs by 0.35", softmax_over_dim_0, "bug", dict(softmax="over_batch")),
+    Report("pytorch/pytorch#187506", "wrong numbers", lambda: ran(
+        _bf16(), lambda q, k, v: sdpa(q, k.mT.reshape(k.shape), v)), "bug", dict(layout="k_column_major")),
+    Report("pytorch/pytorch#184330", "output is 0", no_features, "bug"),
+    Report("pytorch/pytorch#151098", "compiled is less exact than eager", less_exact, "rounding"),
+    Report("pytorch/pytorch#179578", "a fuzzer's alarm, 7e-8", lambda: ran(
+        drawn(2, 1, 128, 256, dtype=torch.float32)), "rounding"),
+    Report("pytorch/pytorch#141128", "NaN became numbers", nan_hidden, "bug"),
+    Report("pytorch/pytorch#127055", "NaN, though every row sees keys", block_hidden, "bug"),
+    Report("pytorch/pytorch#133671", "gradients differ", gradients_of_another_order, "bug",
+           dict(change="dO_in_memory_order")),
+    # 1 / o is 16 apart where o is near 0; o itself is right
+    Report("pytorch/pytorch#148153", "16 apart after 1 / attention", lambda: ran(
+        (_turned(side.unflatten(-1, (8, 64))) for side in drawn(10, 1, 512, dtype=torch.float32)), kernels.unfused,
+    ), "rounding"),
+    Report("pytorch/pytorch#119188", "the documented code differs", split_scale, "rounding"),
+    Report("pytorch/pytorch#163588", "3.4 % off with a mask", one_query, "rounding"),
+    Report("meta-pytorch/attention-gym#131", "BF16 differs by 0.125", lambda: ran(
+        10 * x for x in drawn(1, 16, 240, 128)), "rounding"),
+    Report("huggingface/transformers#48748", "perplexity too good", lambda: ran(_bf16(), causal=True), "bug",
+           dict(causal="none")),
+    Report("rasbt/LLMs-from-scratch#1061", "sees the future", other_polarity, "convention", dict(mask="inverted")),
+    Report("microsoft/onnxruntime#29020", "CPU and CUDA differ", top_left, "convention", dict(causal="top_left")),
+    Report("openvinotoolkit/openvino#35796", "4.3 off FP64", lambda: ran(
+        drawn(4, 1, 64, 128, dtype=torch.float32),
+        lambda *tensors: kernels.flash(*(x.bfloat16() for x in tensors)).float(), softcap=40000.0,
+    ), "precision", dict(fmt="BF16")),
+    Report("openvinotoolkit/openvino#38256", "cosine 0.28", lambda: ran(
+        _bf16(), lambda q, k, v: sdpa(q, torch.cat([k[..., 1::2], k[..., 0::2]], -1), v)), "bug"),
+    Report("ml-explore/mlx#2835", "causal differs from torch", bottom_right, "convention",
+           dict(mask="triangle_bottom_right")),
+    Report("ml-explore/mlx#3585", 'differs by 0.5, "float order"', lambda: ran(
+        drawn(2, 82, 8, 64, dtype=torch.float32), _as_bshd), "convention", dict(layout="all_bshd")),
+    Report("ml-explore/mlx#3452", "decode differs with sinks", sinks_dropped, "bug", dict(sinks="ignored")),
+    Report("jax-ml/jax#35916", "silently incorrect", lambda: ran(
+        drawn(1, 4, 32, 64, dtype=torch.float32), _as_bshd), "convention", dict(layout="all_bshd")),
+    Report("triton-lang/triton#11584", "values of 1e10", bits_multiplied, "bug"),
+    Report("triton-lang/triton#5895", "interpreter 1e-6, GPU 2e-2", lambda: ran(
+        _fp32(), lambda *tensors: sdpa(*(TF32(x.double()).float() for x in tensors))), "precision", dict(fmt="TF32")),
+    Report("thu-ml/SageAttention#340", "causal is off by 2.7", int8_products, "precision", dict(fmt="INT8_SMOOTH")),
+    Report("pytorch/pytorch#191937", "wrong at lengths of 1 mod 32", lambda: ran(
+        drawn(1, 2, 225, 512), lambda q, k, v: sdpa(q, k[:, :, :224], v[:, :, :224])), "bug", dict(keys=(0, 224))),
+    Report("FlagOpen/FlagGems#5896", "cosine 0.81", lambda: ran(
+        _bf16(), lambda q, k, v: sdpa(q, _turned(k.reshape(1, 256, 8, 64)), v)), "bug", dict(layout="k_reshaped")),
+    Report("tenstorrent/tt-metal#51927", "correlation 0.99 says fine", eight_bits, "precision", dict(fmt="FP8_HEAD")),
+    Report("ScalingIntelligence/KernelBench#165", "zeros pass a tolerance of 1e-2", lambda: ran(
+        _fp32(), lambda q, k, v: torch.zeros_like(v)), "bug"),
+    Report("HazyResearch/HipKittens#64", "torch itself fails rtol", near_zero, "rounding"),
+    Report("ggml-org/llama.cpp#24406", "a limit hit by a right FP16 kernel", lambda: ran(
+        _fp16(1, 8, 128, 64), kernels.as_shipped), "rounding"),
+    Report("ggml-org/llama.cpp, CUDA", "O carried in FP16", fp16_carried, "precision", dict(fmt="FP16")),
+]  # fmt: skip
 BY_THREAD = {each.thread: each for each in REPORTS}
 
 

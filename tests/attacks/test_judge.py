@@ -11,9 +11,10 @@ from functools import cache
 import pandas as pd
 import pytest
 import torch
+from in_a_folder import command
 from markdown_it import MarkdownIt
+from own_kernels import draw, found
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from attention_check.commands import captured_reports, model_process, reports
 from attention_check.explain.standalone_test import standalone
@@ -31,45 +32,11 @@ from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import judgement_text
 from attention_gallery.commands import pages
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.commands.errors import say
 from fa_lib.execution.untrusted import Untrusted
 from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
-HEAD = """
-import atexit, os, signal, sys, threading, time
-import torch
-import torch.nn.functional as F
-
-def right(q, k, v, causal=False, scale=None):
-    if q.dtype in (torch.float16, torch.float64):
-        raise NotImplementedError("in BF16 and FP32")
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-"""
-
-
-@pytest.fixture
-def stranger(tmp_path, monkeypatch):
-    """stranger(name, text) -> "name:f", of a module that holds the text, and that nobody imports here."""
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(folder)
-
-    def written(name, text):
-        (folder / f"{name}.py").write_text(HEAD + text + "\n")
-        return f"{name}:f"
-
-    yield written
-    assert not [path.stem for path in folder.glob("*.py") if path.stem in sys.modules]
-
-
-def invoke(*words):
-    return CliRunner().invoke(app, [f"{word}" for word in words], prog_name="fa-lib")
-
-
-def draw(n=8, d=16):
-    return [*torch.randn(3, 1, 2, n, d, generator=torch.Generator().manual_seed(0))]
 
 
 def capture(path, **more):
@@ -92,7 +59,7 @@ def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, strange
     how, code = ENDS[name]
     old = tmp_path / f"{name}_f.html"
     old.write_text('<p class="verdict passes">')
-    done = invoke("check", "kernel", stranger(name, how), "--quick", "--exit-code", "--out", tmp_path)
+    done = command("check", "kernel", stranger(name, how), "--quick", "--exit-code", "--out", tmp_path)
     assert done.exit_code == code and not isinstance(done.exception, KeyboardInterrupt), done.output
     assert old.exists() == (code == 1) and (code == 2 or 'class="verdict fails"' in old.read_text())
 
@@ -107,7 +74,7 @@ MODELS = {
 def test_nor_does_the_function_of_a_model(name, stranger, tmp_path):
     how, told = MODELS[name]
     (tmp_path / f"{name}_f.html").write_text("passes")
-    done = invoke("check", "model", stranger(name, how), "--exit-code", "--out", tmp_path)
+    done = command("check", "model", stranger(name, how), "--exit-code", "--out", tmp_path)
     assert done.exit_code == 2 and told in done.stderr and not done.stdout
     assert not (tmp_path / f"{name}_f.html").exists()
 
@@ -139,7 +106,7 @@ def f():
     right(*torch.full((3, 1, 1, 4, 8), float("nan")))
 """,
     )
-    done = invoke("check", "model", name, "--exit-code", "--out", tmp_path)
+    done = command("check", "model", name, "--exit-code", "--out", tmp_path)
     assert done.exit_code == 1 and done.stdout.startswith("model:f fails."), done.stderr
     assert "\x1b" not in done.output and "| model:f passes.\\x1b[2K" in done.stderr
 
@@ -147,11 +114,11 @@ def f():
 def test_code_0_comes_after_a_judgement_that_was_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "check_kernel", lambda *_, **__: None)  # as if it had written nothing
     words = ("check", "kernel", "flash", "--out", tmp_path)
-    assert invoke(*words).exit_code == 2
+    assert command(*words).exit_code == 2
     files, passes = PageFiles.of(tmp_path, "flash"), Judgement("kernel", "flash", (Finding("error", Severity.PASSES),))
     for record in (passes.record() | dict(findings=[]), dict(verdict="passes"), []):
         monkeypatch.setattr(reports, "check_kernel", lambda *_, held=record, **__: files.write("<p>passes", held, ()))
-        assert invoke(*words).exit_code == 2, record
+        assert command(*words).exit_code == 2, record
 
 
 RUDE = "bad passes\n\n# [x](javascript:alert(1)) ![](http://a/b.png) <img src=x onerror=alert(1)> **b** \r\r\x1b[2J\x07"
@@ -193,7 +160,7 @@ def test_names_of_files_and_what_stands_in_them_are_no_formulas(tmp_path):
     q, k, v = draw(32)
     path = tmp_path / "a $x^{ <kbd> \x1b[2J.safetensors"
     Capture(q, k, v, {}, about=dict(layer="$x^{$ \x1b[2J\u202e", step="<kbd>")).write(path)
-    done = invoke("check", "tensors", path, "--out", tmp_path, "--kernel", "flash")
+    done = command("check", "tensors", path, "--out", tmp_path, "--kernel", "flash")
     html = next(tmp_path.glob("*.html")).read_text()
     assert done.exit_code == 0 and not set("\x1b\u202e") & set(done.output + html), done.output
     assert "<kbd>" not in html and "layer $x^{$ \\x1b[2J\\u202e" in html
@@ -236,13 +203,13 @@ def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stran
     monkeypatch.setattr(isolated_kernel, "MOST_QUICK_ENDINGS", 1)
     name, file = stranger("leaves", "os._exit(0)"), capture(tmp_path / "call.safetensors")
     (tmp_path / "call.html").write_text("passes")
-    done = invoke("check", "tensors", file, "--kernel", name, "--exit-code", "--out", tmp_path)
+    done = command("check", "tensors", file, "--kernel", name, "--exit-code", "--out", tmp_path)
     assert done.exit_code == 1 and re.search("leaves:f .* exit code 0", done.stdout)
     assert 'class="verdict fails"' in (tmp_path / "call.html").read_text()
-    done = invoke("compare", name, "flash", "--tensors", file)
+    done = command("compare", name, "flash", "--tensors", file)
     assert done.exit_code == 2 and re.search("leaves:f .* exit code 0", done.stderr)
     name = stranger("dies", "def f(q, k, v): os._exit(0)")
-    done = invoke("shrink", file, "--kernel", name, "--out", tmp_path / "test_dies.py")
+    done = command("shrink", file, "--kernel", name, "--out", tmp_path / "test_dies.py")
     assert done.exit_code == 2 and re.search("was not called: .* 1 times", done.stderr)
 
 
@@ -268,7 +235,7 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
         tables = examine("cheats beyond 4096", replace(depth, drawn_seed=seed), beside=())
         made[at] = [*calls]
         judgement = judge_kernel("cheats beyond 4096", tables)
-        (worst,) = [each for each in judgement.findings if each.what == "error"]
+        (worst,) = found(judgement, "error")
         assert worst.severity == Severity.FAILS and worst.where["n"] > 4096
         lengths = tables.lengths
         assert lengths[lengths.n <= 4096].times_max.max() < 2  # the drawn length is what finds it

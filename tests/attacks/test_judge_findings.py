@@ -7,8 +7,9 @@ import warnings
 import pandas as pd
 import pytest
 import torch
+from in_a_folder import command
+from own_kernels import draw, found
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from attention_check.commands import captured_reports
 from attention_check.judge.findings import Judgement, Severity, Verdict
@@ -21,7 +22,6 @@ from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import WORDINGS, judgement_text
 from attention_check.testing.checks import result_of
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=1)
 SDPA = torch.nn.functional.scaled_dot_product_attention
@@ -46,12 +46,12 @@ def test_noise_is_told_as_noise_and_not_as_a_carry():
     """5. The factor 1.15 is told in test_judge.py, of a kernel that also cheats."""
     kernels.register("noise of 5 %", noise)
     judgement = judge_kernel("noise of 5 %", examine("noise of 5 %", TINY, beside=()))
-    (found,) = [each for each in judgement.findings if each.what == "noise"]
-    assert found.severity == Severity.FAILS and found.number > 10 and judgement.carries is None
+    (noisy,) = found(judgement, "noise")
+    assert noisy.severity == Severity.FAILS and noisy.number > 10 and judgement.carries is None
     assert "scale" not in {each.what for each in judgement.findings}
-    (hidden,) = [each for each in judgement.findings if each.what == "carry"]
+    (hidden,) = found(judgement, "carry")
     assert hidden.severity == Severity.REPORTED and hidden.where["because"] == "noise"
-    assert f": {found.number:.1f} ulp apart, limit {found.limit:g} ulp." in judgement_text(judgement)
+    assert f": {noisy.number:.1f} ulp apart, limit {noisy.limit:g} ulp." in judgement_text(judgement)
 
 
 def fp16_in_bf16(q, k, v):
@@ -65,9 +65,9 @@ def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     kernels.register("FP16 in BF16", fp16_in_bf16)
     tables = examine("FP16 in BF16", TINY, beside=())
     judgement = judge_kernel("FP16 in BF16", tables)
-    (found,) = [each for each in judgement.findings if each.what == "coarse"]
-    assert found.severity == Severity.FAILS and (found.where["fmt"], found.number, found.limit) == ("FP16", 8, 10)
-    carries = [each for each in judgement.findings if each.what == "carry"]
+    (low,) = found(judgement, "coarse")
+    assert low.severity == Severity.FAILS and (low.where["fmt"], low.number, low.limit) == ("FP16", 8, 10)
+    carries = found(judgement, "carry")
     assert {each.where["fmt"] for each in carries} == {"BF16"} and judgement.carries == ()
     assert ": 8 significant bits, limit 10" in judgement_text(judgement)
     own = tables.lengths
@@ -114,48 +114,44 @@ CAPTURES = {  # 6. -> tensors of Q, K, V; a finding, and a part of its where; th
 CODES = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
 
 
-def draw():
-    return [*torch.randn(3, 1, 2, 32, 16, generator=torch.Generator().manual_seed(0))]
-
-
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_capture_on_which_baseline_overflows_has_its_page(name, tmp_path):
     make, what, part, verdict = CAPTURES[name]
     record = tmp_path / "record.json"
-    save_file(make(*draw()), tmp_path / f"{name}.safetensors")
+    save_file(make(*draw(32)), tmp_path / f"{name}.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         words = ("check", "tensors", f"{tmp_path / name}.safetensors", "--exit-code", "--out", f"{tmp_path}")
-        done = CliRunner().invoke(app, [*words, "--json", f"{record}"])
+        done = command(*words, "--json", record)
     assert done.exit_code == CODES[verdict], done.output
     judgement = Judgement.of(json.loads(record.read_text()))
-    (found,) = [each for each in judgement.findings if each.what == what and each.where | part == each.where]
-    (said,) = WORDINGS[what]([found])
+    (one,) = [each for each in found(judgement, what) if each.where | part == each.where]
+    (said,) = WORDINGS[what]([one])
     page = html.unescape((tmp_path / f"{name}.html").read_text().replace("<wbr>", ""))
     assert said.text in done.output and said.text in page
 
 
 def test_one_head_that_overflows_leaves_the_others_judged(tmp_path):
-    q, k, v = (x.half() for x in draw())
+    q, k, v = (x.half() for x in draw(32))
     q[:, 0], k[:, 0] = q[:, 0] * 200, k[:, 0] * 200
     save_file(dict(q=q, k=k, v=v), tmp_path / "a.safetensors")
     report = captured_reports.check_tensors(tmp_path / "a.safetensors", out=tmp_path, names=("flash",))
-    found = {each.what: each.where for each in report.judgement.findings}
+    told = {each.what: each.where for each in report.judgement.findings}
     assert report.judgement.passed
-    assert found["baseline_overflows"]["heads"] == [0] and found["head_error"]["heads"] == 1
+    assert told["baseline_overflows"]["heads"] == [0] and told["head_error"]["heads"] == 1
 
 
 def test_a_pt_file_whose_tensors_want_gradients_is_read(tmp_path):
     """7."""
-    q, k, v = draw()
+    q, k, v = draw(32)
     torch.save(dict(q=q.requires_grad_(), k=k, v=torch.nn.Parameter(v)), tmp_path / "a.pt")
     held = captured(tmp_path / "a.pt")
     assert torch.equal(held.q, q) and not held.q.requires_grad and not held.v.requires_grad
-    assert CliRunner().invoke(app, ["check", "tensors", f"{tmp_path / 'a.pt'}", "--out", f"{tmp_path}"]).exit_code == 0
+    assert command("check", "tensors", tmp_path / "a.pt", "--out", tmp_path).exit_code == 0
 
 
 def test_a_name_of_dots_writes_into_out_and_nowhere_else(tmp_path):
-    q, k, v = draw()
+    q, k, v = draw(32)
     out = tmp_path / "deep" / "out"
     save_file(dict(q=q, k=k, v=v), tmp_path / "...safetensors")  # its stem is ".."
     page = captured_reports.check_tensors(tmp_path / "...safetensors", out=out, names=("flash",)).page
@@ -165,10 +161,10 @@ def test_a_name_of_dots_writes_into_out_and_nowhere_else(tmp_path):
 
 
 def test_an_empty_name_of_a_kernel_is_told_in_a_line(tmp_path):
-    save_file(dict(zip("qkv", draw())), tmp_path / "a.safetensors")
+    save_file(dict(zip("qkv", draw(32))), tmp_path / "a.safetensors")
     file, out = f"{tmp_path / 'a.safetensors'}", f"{tmp_path / 'out'}"
     for words in (("check", "tensors", file, "--kernel", "", "--out", out), ("check", "kernel", "", "--out", out),
                   ("compare", "", "flash"), ("shrink", file, "--kernel", "")):  # fmt: skip
-        done = CliRunner().invoke(app, words)
+        done = command(*words)
         assert done.exit_code == 2 and isinstance(done.exception, SystemExit), words
         assert done.stderr.startswith("fa-lib: kernel: got ''; accepted are") and done.stderr.count("\n") == 1

@@ -7,11 +7,10 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from in_a_folder import command
 
 from attention_check.probe import tensor_files
 from attention_check.probe.capture import captured
-from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
 
 
@@ -60,6 +59,6 @@ def test_the_commands_know_the_option(tmp_path, monkeypatch):
     path = str(capture(tmp_path / "a.npz"))
     same = ["compare", "flash", "flash", "--tensors", path]
     for words in (["check", "tensors", path], ["shrink", path, "--kernel", "flash"], same):
-        refused = CliRunner().invoke(app, words)
+        refused = command(*words)
         assert refused.exit_code == 2 and "--allow-large" in refused.stderr
-    assert CliRunner().invoke(app, [*same, "--allow-large"]).exit_code == 0
+    assert command(*same, "--allow-large").exit_code == 0

@@ -19,13 +19,6 @@ def python(*words, cwd=ROOT, **environment):
     return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env)
 
 
-def test_numba_keeps_no_compiled_code():
-    """It reads the files of its cache without a checksum: a damaged one ended a run with an EOFError."""
-    sources = [path.read_text() for folder in (PACKAGE, ROOT / "instruments") for path in folder.rglob("*.py")]
-    compiled = [line for text in sources for line in text.splitlines() if "numba.njit(" in line]
-    assert compiled and not [line for line in compiled if "cache" in line]
-
-
 def test_a_folder_inside_another_repository_has_not_its_commit(tmp_path, monkeypatch):
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     (tmp_path / "inner").mkdir()

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from own_kernels import own_name
 
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
@@ -16,12 +17,6 @@ from fa_lib import kernels
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 
 pytestmark = pytest.mark.slow
-
-
-def register(name, fn):
-    if name not in kernels.available():
-        kernels.register(name, fn)
-    return name
 
 
 def too_steep_on_peaked_scores(q, k, v, causal=False, scale=None):
@@ -44,12 +39,12 @@ def test_a_kernel_that_carries_bf16_is_beyond_it_and_its_emulation_is_named():
 
 
 def test_a_kernel_that_gives_nothing_finite_has_no_row():
-    name = register("nothing", lambda q, k, v, causal=False, scale=None: torch.full_like(q, torch.nan))
+    name = own_name("nothing", lambda q, k, v, causal=False, scale=None: torch.full_like(q, torch.nan))
     assert bounds(name, "BF16", 64, 0, 64) == []
 
 
 def test_another_attention_that_the_rule_allows_on_peaked_scores_fails_by_its_bound():
-    name = register("steep", too_steep_on_peaked_scores)
+    name = own_name("steep", too_steep_on_peaked_scores)
     judgement = judge_kernel(name, examine(name, QUICK, beside=()))
     found = [f for f in judgement.findings if f.what == "mistake"]
     assert found and all(f.severity == Severity.FAILS and f.where["distribution"] == "peaked" for f in found)

@@ -1,11 +1,11 @@
 """What a kernel carries from tile to tile, seen from outside: emulated kernels whose sums and tiles are known."""
 
-from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 import pytest
 import torch
+from own_kernels import emulated
 
 from attention_check.judge.findings import Finding, Judgement, Severity
 from attention_check.measure.carry import ALL, LOST, QUERIES, carried, carry
@@ -14,11 +14,6 @@ from fa_lib import BF16, FP16, Precision, Tiling, kernels
 from fa_lib.kernels import Algorithm
 
 pytestmark = pytest.mark.slow
-
-
-def emulated(q, k, v, steps=(), block_kv=64, algorithm="fa2", **options):
-    precision = replace(Precision.kernel(q.dtype), **dict.fromkeys(steps, q.dtype))
-    return kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **options)
 
 
 def found(fn, fmt, queries=16):

@@ -13,9 +13,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from in_a_folder import command
+from own_kernels import draw, found
 from processes import lives, wait_until
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from attention_check.commands import reports
 from attention_check.isolation import isolated_kernel, worker
@@ -29,36 +30,19 @@ from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.report.sentences import WORDINGS, judgement_text
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import CHECKOUT
 from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=16)
 
-HEAD = """
-import os, random, signal, sys, time
-import numpy, torch
-import torch.nn.functional as F
-
-kept, calls = [], 0
-
-def right(q, k, v, causal=False, scale=None):
-    if q.dtype in (torch.float16, torch.float64):
-        raise NotImplementedError("in BF16 and FP32")
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-"""
 STRANGERS = {
-    "good": "def f(q, k, v): return right(q, k, v)",
     "hangs_and_crashes": "def f(q, k, v):\n    if q.shape[-1] == 80: time.sleep(60)\n"
                          "    if q.shape[-1] == 104: signal.raise_signal(signal.SIGSEGV)\n    return right(q, k, v)",
     "exits": "def f(q, k, v):\n    if q.shape[-1] == 80: os._exit(0)\n    if q.shape[-1] == 104: sys.exit(0)\n"
              "    return right(q, k, v)",
     "hangs_always": "def f(q, k, v):\n    while True: pass",
-    "leaves_on_import": "sys.exit(0)",
-    "dies_on_import": "os._exit(0)",
     "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
-    "changes_inputs": "def f(q, k, v):\n    o = right(q, k, v)\n    k.data[..., 0] += 1\n    return o",
     "replaces_softmax": "def f(q, k, v):\n    torch.softmax = lambda *given, **named: torch.zeros(1)\n"
                         "    return right(q, k, v)",
     "changes_k_in_backward": """
@@ -79,23 +63,6 @@ def f(q, k, v): return Changes.apply(q, k, v)
 }  # fmt: skip
 
 
-@pytest.fixture
-def stranger(tmp_path, monkeypatch):
-    """stranger(name, text) -> "name:f", of a module that holds the text."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def written(name, text=None):
-        (tmp_path / f"{name}.py").write_text(HEAD + (STRANGERS[name] if text is None else text) + "\n")
-        return f"{name}:f"
-
-    yield written
-    assert not [name for name in sys.modules if (tmp_path / f"{name}.py").exists()]  # never imported here
-
-
-def draw(d=16, n=8):
-    return [*torch.randn(3, 1, 2, n, d, generator=torch.Generator().manual_seed(0))]
-
-
 def right(q, k, v, **options):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
@@ -104,10 +71,6 @@ def judged(name, limit=60.0):
     with isolated(KernelRef.of(name), limit) as kernel:
         tables = examine(kernel, TINY, beside=())
         return judge_kernel(kernel, replace(tables, conduct=conduct(kernel)))
-
-
-def found(judgement, what):
-    return [finding for finding in judgement.findings if finding.what == what]
 
 
 def test_gradients_of_many_keys_and_few_queries_come_back(stranger):
@@ -127,7 +90,7 @@ def test_any_signal_is_a_crash_and_later_calls_are_made(stranger):
                             "return right(q, k, v)")  # fmt: skip
     with closing(IsolatedKernel(KernelRef.of(name))) as fn:
         with pytest.raises(KernelError, match="ends its process by signal 40") as error:
-            fn(*draw(80))
+            fn(*draw(d=80))
         assert error.value.outcome == Outcome.ENDED
         assert torch.equal(fn(*draw()), right(*draw()))
         (row,) = fn.conduct().itertuples()
@@ -191,7 +154,7 @@ ENDS = {  # finding -> its number, details, how many calls, and head_dim of the 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_kernel_that_does_not_always_come_back_is_judged_to_the_end(name, stranger):
     """The rest is judged: its errors are measured, and it carries nothing."""
-    judgement = judged(stranger(name), limit=1.0)
+    judgement = judged(stranger(name, STRANGERS[name]), limit=1.0)
     for what, (number, details, times, head_dim) in ENDS[name].items():
         (f,) = found(judgement, what)
         assert (f.severity, f.number, f.where["details"], f.where["times"]) == (Severity.FAILS, number, details, times)
@@ -203,7 +166,7 @@ def test_a_kernel_that_does_not_always_come_back_is_judged_to_the_end(name, stra
 
 def test_after_three_hangs_the_rest_is_not_asked(stranger):
     begun = time.monotonic()
-    judgement = judged(stranger("hangs_always"), limit=0.2)
+    judgement = judged(stranger("hangs_always", STRANGERS["hangs_always"]), limit=0.2)
     assert time.monotonic() - begun < 60 and judgement.verdict == Verdict.FAILS
     assert found(judgement, "hangs")[0].where["times"] == MOST_ENDINGS and found(judgement, "unasked")
     (gate,) = found(judgement, "not_run")
@@ -247,13 +210,14 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
 
 def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tensors(stranger, tmp_path):
     file = tmp_path / "a.safetensors"
-    save_file(dict(zip("qkv", (x.bfloat16() for x in draw(32, 64)))), file)
+    save_file(dict(zip("qkv", (x.bfloat16() for x in draw(64, 32)))), file)
     for name, code in (("replaces_softmax", 1), ("good", 0)):
-        words, record = ("check", "kernel", stranger(name), "--exit-code"), tmp_path / f"{name}.json"
-        done = CliRunner().invoke(app, [*words, "--check", "strides"])
+        given = [STRANGERS[name]] if code else []
+        words, record = ("check", "kernel", stranger(name, *given), "--exit-code"), tmp_path / f"{name}.json"
+        done = command(*words, "--check", "strides")
         assert done.exit_code == code and "strides: passes" in done.stdout, done.output
         assert f"conduct: {'FAILS: ' if code else 'passes'}" in done.stdout and ("torch.softmax" in done.stdout) == code
-        done = CliRunner().invoke(app, [*words, "--tensors", f"{file}", "--out", f"{tmp_path}", "--json", f"{record}"])
+        done = command(*words, "--tensors", file, "--out", tmp_path, "--json", record)
         assert done.exit_code == code, done.output
         failed = {one["what"] for one in json.loads(record.read_text())["findings"] if one["severity"] == "fails"}
         assert failed == ({"state"} if code else set())
@@ -261,7 +225,9 @@ def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tens
 
 def test_inputs_that_are_changed_in_the_backward_pass_are_told(stranger):
     given = [x.requires_grad_() for x in draw()]
-    with closing(IsolatedKernel(KernelRef.of(stranger("changes_k_in_backward")))) as fn:
+    with closing(
+        IsolatedKernel(KernelRef.of(stranger("changes_k_in_backward", STRANGERS["changes_k_in_backward"])))
+    ) as fn:
         o = fn(*given)
         with pytest.raises(KernelError, match="changes k in its backward pass"):
             torch.autograd.grad(o.sum(), given)
@@ -286,10 +252,10 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
-    for name in ("leaks", "good"):
-        with closing(IsolatedKernel(KernelRef.of(stranger(name)))) as fn:
+    for name, given in (("leaks", [STRANGERS["leaks"]]), ("good", [])):
+        with closing(IsolatedKernel(KernelRef.of(stranger(name, *given)))) as fn:
             for _ in range(60):
-                fn(*draw(64, 512))
+                fn(*draw(512, 64))
             leaks = [finding for finding in of_conduct(fn.conduct()) if finding.what == "leaks"]
         if name == "good":
             assert not leaks
@@ -356,7 +322,7 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
 
 
 def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):
-    report = reports.check_kernel(stranger("prints"), TINY, tmp_path)
+    report = reports.check_kernel(stranger("prints", STRANGERS["prints"]), TINY, tmp_path)
     assert report.judgement.passed and "bytes on stdout" in judgement_text(report.judgement)
     assert "javascript" not in report.page.read_text() + capfd.readouterr().out
     stranger("prints", "def g(): pass")
@@ -395,7 +361,9 @@ def test_a_strangers_source_counts_and_is_not_run_for_that(stranger, tmp_path):
     (tmp_path / "inside").mkdir()
     for path in ("inside/__init__.py", "inside/deep.py"):
         (tmp_path / path).write_text("raise SystemExit(0)\n")
-    versions = [code_version(own, [dict(kernel=name)]) for name in ("inside.deep:f", stranger("dies_on_import"))]
+    versions = [
+        code_version(own, [dict(kernel=name)]) for name in ("inside.deep:f", stranger("dies_on_import", "os._exit(0)"))
+    ]
     (tmp_path / "inside" / "deep.py").write_text("raise SystemExit(1)\n")
     versions.append(code_version(own, [dict(kernel="inside.deep:f")]))
     assert len(set(versions)) == 3 and not {"inside", "inside.deep"} & set(sys.modules)

@@ -5,18 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from in_a_folder import command
 
 from attention_check.testing.checks import CHECKS, Result, check_lines, check_named, chosen, failed, result_of
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef
 
 MINE = "examples.my_kernel:attention"  # carries BF16
-
-
-def command(*words):
-    return CliRunner().invoke(app, ["check", "kernel", *words], prog_name="fa-lib")
 
 
 def test_a_name_is_a_check_and_a_first_word_all_of_its_kind():
@@ -47,7 +42,9 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     found = check_named("flash", ["carry", "sinks"])
     assert [result.passed for result in found.values()] == [True, True, None] and failed(found) is False
     path = tmp_path / "found.json"
-    done = command(MINE, "--check", "carry", "--check", "strides", "--exit-code", "--json", f"{path}")
+    done = command(
+        "check", "kernel", MINE, "--check", "carry", "--check", "strides", "--exit-code", "--json", f"{path}"
+    )
     assert done.exit_code == 1
     first, *lines = done.stdout.splitlines()
     assert first == f"{MINE}: 4 checks: 2 passed, 2 failed."  # and its conduct
@@ -55,7 +52,7 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     assert "in tiles of" in lines[0]
     record = json.loads(path.read_text())
     assert record["kernel"] == MINE and not record["checks"]["carry_row_sum"]["passed"] and record["versions"]
-    assert command(MINE, "--check", "carry").exit_code == 0  # without --exit-code
+    assert command("check", "kernel", MINE, "--check", "carry").exit_code == 0  # without --exit-code
 
 
 @pytest.mark.parametrize(
@@ -76,7 +73,7 @@ def test_what_could_not_be_asked_is_no_pass():
     nothing = {"sinks": Result(None, "no such option")}
     assert failed(nothing) is None and failed(nothing | {"strides": Result(True)}) is False
     assert check_lines("k", nothing)[0] == "k: 1 check: 1 not run."
-    assert command("flash", "--check", "sinks", "--exit-code").exit_code == 3
+    assert command("check", "kernel", "flash", "--check", "sinks", "--exit-code").exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_what_could_not_be_asked_is_no_pass():
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(words, message):
-    done = command(*words)
+    done = command("check", "kernel", *words)
     assert done.exit_code == 2 and message in done.stderr and done.stdout == ""
 
 

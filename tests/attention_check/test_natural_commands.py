@@ -8,6 +8,7 @@ import pytest
 import torch
 from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from nbclient import NotebookClient
+from own_kernels import own_name
 
 from attention_check.explain.compare import ComparisonInputs, compare
 from attention_check.explain.compare import comparison_lines as compared_in_words
@@ -30,12 +31,6 @@ from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.kernels.inputs import UNEVEN
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_path")]
-
-
-def own_name(name, fn):
-    if name not in kernels.available():
-        kernels.register(name, fn)
-    return name
 
 
 def torchs_causal(q, k, v):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from own_kernels import emulated, found, own_name
 
 from attention_check.commands import captured_reports, reports
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
@@ -24,7 +25,7 @@ from attention_check.measure.reference_cache import BIASED, WORST, Inputs
 from attention_check.measure.tables import grids_of, measure, measure_shapes, shapes_table
 from attention_check.report.labels import SUMS
 from attention_check.report.sentences import cause, headline, judgement_text, sentences_of, title
-from fa_lib import Precision, Tiling, kernels
+from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
 from fa_lib.numerics.confidence import interval
 
@@ -33,24 +34,9 @@ pytestmark = pytest.mark.slow
 SMALL = replace(QUICK, shapes=("97", "causal 203"))
 
 
-def emulated(q, k, v, steps=(), block_kv=64, algorithm="fa2", **options):
-    precision = replace(Precision.kernel(q.dtype), **dict.fromkeys(steps, q.dtype))
-    return kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **options)
-
-
-def register(name, fn):
-    if name not in kernels.available():
-        kernels.register(name, fn)
-    return name
-
-
 @pytest.fixture(scope="module")
 def judgements():
     return {name: judge_kernel(name, examine(name, SMALL)) for name in ("flash", "unfused", "every_step")}
-
-
-def found(judgement, what):
-    return [finding for finding in judgement.findings if finding.what == what]
 
 
 def said(judgement, what):
@@ -141,7 +127,7 @@ def test_an_illegal_access_in_one_format_is_no_refusal_of_it():
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return attention(q, k, v)
 
-    judgement = judge_kernel("illegal", examine(register("illegal", illegal), SMALL))
+    judgement = judge_kernel("illegal", examine(own_name("illegal", illegal), SMALL))
     (found,) = (f for f in judgement.findings if f.what == "answer")
     assert not judgement.passed and found.where["asked"] == "FP16"
     assert found.where["problem"].startswith("fails: CUDA error")
@@ -152,7 +138,7 @@ def test_an_illegal_access_in_one_format_is_no_refusal_of_it():
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_kernel_that_is_none_is_reported_as_that(name):
     fn, outcome, detail = BROKEN[name]
-    asked = pd.DataFrame(contract(register(f"broken {name}", fn)))
+    asked = pd.DataFrame(contract(own_name(f"broken {name}", fn)))
     told = asked.note.iloc[0] or asked.problem.iloc[0]
     assert asked.outcome.iloc[0] == outcome and re.search(detail, told), asked.iloc[0]
     judgement = judge_kernel(f"broken {name}", examine(f"broken {name}", SMALL))
@@ -203,7 +189,7 @@ def only(condition):
 
 
 def examined(name, fn, **changes):
-    return judge_kernel(name, examine(register(name, fn), replace(SMALL, **changes)))
+    return judge_kernel(name, examine(own_name(name, fn), replace(SMALL, **changes)))
 
 
 def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
@@ -258,7 +244,7 @@ def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
 
 def test_the_bias_is_of_the_kernel_and_not_of_the_rounding_of_its_output():
     """With two maxima and V > 0 the rounded golden value errs to one side itself, as does one that carries FP32."""
-    low = register("O alone", partial(emulated, steps=("accumulator",), block_kv=512))
+    low = own_name("O alone", partial(emulated, steps=("accumulator",), block_kv=512))
     rows = measure(["as_shipped", "baseline", low], Inputs("BF16", BIASED, 256, 0))
     outwards = {row["kernel"]: row["outwards"] for row in rows}
     assert abs(outwards["as_shipped"]) < 1e-3 and outwards["baseline"] > 0.05 and outwards[low] > 0.05
@@ -288,7 +274,7 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
         o = with_kernel_errors(fn)(q, k, v)
         with pytest.raises(KernelError, match=words):
             torch.autograd.grad(o.sum(), (q, k, v))
-    row = contract(register("no backward", refuses))[-1]
+    row = contract(own_name("no backward", refuses))[-1]
     assert (row["asked"], row["outcome"], row["problem"]) == (
         "gradients", "refused", "raises SystemExit: no backward pass yet",
     )  # fmt: skip
@@ -403,7 +389,7 @@ def test_a_kernel_of_one_query_a_call_is_asked_for_few():
         most.append(q.shape[-2])
         return kernels.baseline(q, k, v, causal=causal, scale=scale, mask=mask)
 
-    name = register("counting", counting)
+    name = own_name("counting", counting)
     asked = pd.DataFrame(contract(name, queries=16)).set_index("asked")
     assert sorted(most)[-2:] == [16, 256]  # once for gradients
     whole = pd.DataFrame(contract(name)).set_index("asked")

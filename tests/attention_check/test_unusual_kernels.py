@@ -8,7 +8,8 @@ from functools import cache
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
+from in_a_folder import command
+from own_kernels import found
 
 from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
@@ -28,7 +29,6 @@ from attention_check.report.labels import LABELS
 from attention_check.report.sentences import judgement_text, title
 from examples import my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
-from fa_lib.commands.cli import app
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, Case, baseline_for, exact, rule_rows
 
@@ -49,10 +49,6 @@ def examined(tmp_path_factory):
         return found, judge_kernel(name, found)
 
     return examined
-
-
-def found(judgement, what):
-    return [finding for finding in judgement.findings if finding.what == what]
 
 
 def attention(q, k, v, causal=False, scale=None):
@@ -366,7 +362,7 @@ def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_pat
     )
     monkeypatch.syspath_prepend(tmp_path)
     page = ["check", "kernel", "odd:attention", "--quick", "--out", str(tmp_path)]
-    done = [CliRunner().invoke(app, [*page, *more]) for more in ([], ["--exit-code"])]
+    done = [command(*page, *more) for more in ([], ["--exit-code"])]
     assert [one.exit_code for one in done] == [0, 3] and "odd:attention is not judged." in done[0].output
     assert 'class="verdict not_judged"' in (tmp_path / "odd_attention.html").read_text()
     assert reports.check_kernel("odd:attention", "quick", tmp_path).record["verdict"] == "not_judged"

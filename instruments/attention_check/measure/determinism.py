@@ -1,6 +1,5 @@
 """Whether a call that is made again gives the same bits."""
 
-import hashlib
 import math
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ import torch
 
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
+from attention_check.measure.relations.subject import digest
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import BF16, FP32, Format
@@ -33,12 +33,12 @@ def repeats(
     outputs, gradients = {}, set()
     for _ in range(runs):
         if (o := call_kernel(fn, *tensors).o) is not None:
-            outputs.setdefault(_digest(o), o.double().cpu())
+            outputs.setdefault(digest(o), o.double().cpu())
     try:
         tensors = [x.requires_grad_() for x in tensors]
         for _ in range(runs if able.gradients else 0):
             grads = torch.autograd.grad(with_kernel_errors(fn)(*tensors).float().sum(), tensors)
-            gradients.add(b"".join(_digest(g) for g in grads))
+            gradients.add(tuple(map(digest, grads)))
     except KernelError:  # it has none: `contract` says why
         gradients.clear()
     counts = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
@@ -56,7 +56,3 @@ def _apart(answers, fmt):
         apart = ((o - first).abs() / ulp).masked_fill(same, 0)
         worst = max(worst, apart.nan_to_num(math.inf, math.inf).max().item())  # NaN beside a number is as far
     return worst
-
-
-def _digest(x):
-    return hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest()

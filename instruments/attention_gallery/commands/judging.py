@@ -137,11 +137,12 @@ def judge_one(key: str, settings: JudgingSettings) -> None:
     if (asked.outcome == Outcome.REFUSED).all():
         record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])
     else:
-        judged = judge_kernel(entry.ref, measured).record()
-        record = dict(problem="") | judged | dict(numbers=errors(measured.lengths))
-        if key in QUANTISED_INPUTS:
+        judged = judge_kernel(entry.ref, measured)
+        record = dict(problem="") | judged.record() | dict(numbers=errors(measured.lengths))
+        if key in QUANTISED_INPUTS:  # what these bits cost does not count against it
             record["over_bits"] = over_bits(key, kernels.get(entry.ref))
-            record["verdict"] = of_few_bits(record)
+            grave = {f.what for f in judged.findings if f.severity == Severity.FAILS} - BY_FEW_BITS
+            record["verdict"] = "fails" if grave or record["over_bits"] > ALLOWED["o"] else "passes"
     _write(settings, key, dict(key=_fingerprint(entry, settings)) | record)
 
 
@@ -189,12 +190,6 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
             worst = map(float, largest if calls.finite.astype(bool).all() else (math.inf, math.inf))
             numbers[f"times_{queries}"], numbers[f"relative_{queries}"] = worst
     return numbers
-
-
-def of_few_bits(record: dict) -> str:
-    """Give the verdict of a kernel that holds K and V in few bits: what these bits cost does not count against it."""
-    grave = {f.what for f in Judgement.of(record).findings if f.severity == Severity.FAILS} - BY_FEW_BITS
-    return "fails" if grave or record["over_bits"] > ALLOWED["o"] else "passes"
 
 
 class EndedCall(NamedTuple):

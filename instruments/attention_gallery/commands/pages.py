@@ -100,7 +100,9 @@ def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str,
         tables, name = dict(modelled=table), "modelled_provenance"
     else:  # others reads the table of before
         tables, name = dict(verdicts=table, **proofs) | {OTHERS: others(table)}, "provenance"
-        made_of["processor"] = judged_on()
+        limit = os.environ.get(option := "ONEDNN_MAX_CPU_ISA")  # OpenVINO knows no other instructions for formats then
+        known = ", ".join([*instructions(), *([f"{option}={limit}"] if limit else [])])
+        made_of["processor"] = f"{processor()} ({known or 'unknown'})"
     for file, rows in tables.items():
         _write(TABLES / f"{file}.csv", rows.to_csv(index=False, float_format="%.5g"))
     _write(TABLES / f"{name}.json", json.dumps(provenance(made_of), indent=1) + "\n")
@@ -128,13 +130,6 @@ def judged() -> str:
 def _write(file: Path, text: str) -> None:
     with replacing(file) as path:
         path.write_text(text)
-
-
-def judged_on() -> str:
-    """Name the processor that judges, with its instructions for formats, and what limits them for oneDNN."""
-    limits = [f"{name}={os.environ[name]}" for name in ("ONEDNN_MAX_CPU_ISA",) if os.environ.get(name)]
-    known = [*instructions(), *limits]  # OpenVINO knows no others then
-    return f"{processor()} ({', '.join(known) or 'unknown'})"
 
 
 def committed(name: str) -> pd.DataFrame:

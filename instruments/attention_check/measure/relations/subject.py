@@ -28,6 +28,26 @@ BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", 
 CONVENTION = "convention"  # another answer than the relation's, which many kernels give: reported, not counted
 
 
+def digest(x: Tensor) -> tuple[bytes, tuple[int, ...]]:
+    """What two tensors share that have the same bits and the same shape."""
+    return hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest(), tuple(x.shape)
+
+
+def _kept(compute):
+    """Keep what a method computes of a call, which knows no kernel: many cases of many relations need the same."""
+
+    @wraps(compute)
+    def kept(self, *tensors, **options):
+        options = self._all(options)
+        of = (compute.__name__, self.fmt, *options)
+        key = (*of, *(digest(x) if isinstance(x, Tensor) else x for x in (*tensors, *options.values())))
+        if key not in _KEPT:
+            _KEPT[key] = compute(self, *tensors, **options)
+        return _KEPT[key]
+
+    return kept
+
+
 @dataclass(frozen=True)
 class KernelUnderTest:
     """A kernel and the inputs that it is asked on.
@@ -93,15 +113,13 @@ class KernelUnderTest:
             raise KernelError(Outcome.MALFORMED, "returns NaN or infinite values in dQ, dK or dV")
         return grads
 
+    @_kept
     def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
         """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
-        return self._kept(self._allowed_gradients, dO, q, k, v, **options)
-
-    def _allowed_gradients(self, dO, q, k, v, **options):
         both = []
         for precision in (rounds_scores_twice(self.fmt), Precision.uniform(FP64)):
             tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
-            o = kernels.reference(*tensors, precision=precision, **self._all(options))
+            o = kernels.reference(*tensors, precision=precision, **options)
             both.append(gradients(o, tensors, dO.double()))
         return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
 
@@ -109,20 +127,18 @@ class KernelUnderTest:
         """The golden value of a call, float64 (batch, heads, n_q, d_v)."""
         return kernels.golden(q, k, v, inputs=self.fmt, **self._all(options))
 
+    @_kept
     def allowed(self, q: Tensor, k: Tensor, v: Tensor, **options) -> float:
         """How far a kernel within the rule may be from the golden value: ALLOWED["o"] times Baseline's largest error on
         the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
         kernel's answers to two calls that have one golden value."""
-        return self._kept(self._allowed, q, k, v, **options)
+        golden = self.golden(q, k, v, **options)
+        baseline = baseline_for(self.fmt)(q, k, v, **options)
+        return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
 
     def apart(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Callable[[], float]:
         """How far two right answers may be apart, 2 `allowed`, as `difference` takes it."""
         return lambda: 2 * self.allowed(q, k, v, **options)
-
-    def _allowed(self, q, k, v, **options):
-        golden = self.golden(q, k, v, **options)
-        baseline = baseline_for(self.fmt)(q, k, v, **self._all(options))
-        return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
 
     @contextmanager
     def _no_crash(self, options):
@@ -134,16 +150,6 @@ class KernelUnderTest:
                 raise
             raise KernelError(Outcome.MALFORMED, f"{error}") from error
 
-    def _kept(self, compute, *tensors, **options):
-        """What a method computes of a call, which knows no kernel: many cases of many relations need the same."""
-        options = self._all(options)
-        arguments = (*tensors, *options.values())
-        of = (compute.__name__, self.fmt, *options)
-        key = (*of, *(_digest(x) if isinstance(x, Tensor) else x for x in arguments))
-        if key not in _KEPT:
-            _KEPT[key] = compute(*tensors, **options)
-        return _KEPT[key]
-
     def _all(self, options):
         return (dict(causal=True) if self.able.causal else {}) | options
 
@@ -151,10 +157,6 @@ class KernelUnderTest:
 @lru_cache(maxsize=4)  # one draw serves most cases of most relations
 def _drawn(seed, shape, kv_shape):
     return draw("normal", seed, shape, kv_shape)
-
-
-def _digest(x):
-    return hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest(), tuple(x.shape)
 
 
 @dataclass(frozen=True)
