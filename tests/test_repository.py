@@ -1,8 +1,10 @@
 """The repository agrees with itself: environments, versions, ledger, published statements, provenance."""
 
+import importlib
 import json
 import re
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
 from install_locked import hashed
 
+PLOTS = ("fa_lib.plots", "attention_check.plots", "attention_gallery")
 PARTS = dict(cccl="nvidia-cuda-cccl", crt="nvidia-cuda-crt", cudart="nvidia-cuda-runtime", nvcc="nvidia-cuda-nvcc",
              nvvm="nvidia-nvvm")  # of a release of CUDA: extra of cuda-toolkit -> its package  # fmt: skip
 CONDA = {
@@ -104,6 +107,14 @@ def test_every_statement_has_a_result_and_every_table_its_provenance():
         assert {"parameters", "versions", "device", "commit", "seconds"} <= record.keys()
 
 
+def test_every_provenance_that_names_no_commit_of_its_code_is_on_the_page_of_tables():
+    """Those of notebooks are mended by `make publish`."""
+    text = (ROOT / "docs" / "reference" / "tables.md").read_text()
+    for path in (ROOT / "data").rglob("*provenance.json"):
+        if path.parent != RESULTS and not re.fullmatch("[0-9a-f]{40}", json.loads(path.read_text())["commit"]):
+            assert f"`{path.name.removesuffix('.provenance.json')}`" in text or path.name in text, path
+
+
 def test_verdicts():
     assert claims.verdict([1, 1.1, 1.2], 0, 3) == "reproduced"
     assert claims.verdict([1, 2], 0, 3) == "undecided"  # two seeds that differ say little: 1.5 +- 6.4
@@ -146,6 +157,19 @@ def test_nothing_is_written_where_nothing_is_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save("", "name", {}, pd.DataFrame())
     assert not list(tmp_path.iterdir())
+
+
+def test_every_figure_is_on_the_page_of_figures_with_its_notebook_and_its_function():
+    lines = (ROOT / "docs" / "paper" / "figures.md").read_text().splitlines()
+    rows = [re.match(r"\| \[(\w+)\]\(\S+\) \| (.+?) \| .+ \| `(\w+)\.(\w+)` \|", line) for line in lines]
+    found = {row[1]: row for row in rows if row}
+    drawn = {path.stem for path in (ROOT / "figures").glob("*.png")} - {"explore", "probe"}  # of no paper's scale
+    assert set(found) == drawn
+    for row in found.values():
+        (home,) = (package for package in PLOTS if find_spec(f"{package}.{row[3]}"))
+        assert callable(getattr(importlib.import_module(f"{home}.{row[3]}"), row[4]))
+        for notebook in re.findall(r"notebooks/(\S+?)\.ipynb", row[2]):
+            assert row[1] in (ROOT / "notebooks" / f"{notebook}.ipynb").read_text()
 
 
 def test_every_finding_and_every_relation_is_explained_by_name():
