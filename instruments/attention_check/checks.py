@@ -50,6 +50,12 @@ class Check:
 TABLES = {  # in the order of the page
     "asked": Table(heading="What it can do", rows=tables.by_call),
     "conduct": Table(heading="Side effects of its calls", rows=tables.by_conduct),
+    "launches": Table(
+        heading="On the GPU", rows=tables.by_launch,
+        reads="What each kernel launched, in all calls. The grid is the largest one; the sizes after it are of the launch "
+        "with the most shared memory. Reading memory that nobody wrote is a fault only where the output depends on it. "
+        "Races are looked for in one small call.",
+    ),
     "lengths": Table(
         measured.over_lengths, "How far it is from the golden value",
         tables.by_length,

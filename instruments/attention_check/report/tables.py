@@ -30,10 +30,14 @@ OUTCOMES = {
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not called",
 }  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
+TROUBLES = dict(
+    failed="a launch failed", access="out of bounds", unwritten="reads unwritten memory", race="a race",
+    other="another fault",
+)  # fmt: skip
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
     "FP32", "of", "into", "casts", "kernel", "verdict", "what it is", "layer", "model", "what", "detail", "first at",
-    "merged in", "gradient", "what has this error",
+    "merged in", "gradient", "what has this error", *TROUBLES.values(),
 )  # fmt: skip
 
 
@@ -199,6 +203,37 @@ def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
         "times": conduct.times.astype(str), "what": conduct.what, "detail": conduct.detail,
         "first at": conduct["at"].where(~conduct.on_import.astype(bool), "import"),
     })  # fmt: skip
+
+
+def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
+    """A table of `isolated_kernel.IsolatedKernel.launches`; of the troubles that are rare, those that were."""
+    if not len(launches):
+        return launches
+    rows = launches.sort_values("launches", ascending=False, kind="stable")
+    counts = {"registers of a thread": rows.registers, "blocks a multiprocessor holds": rows.resident}
+    rare = rows.other.astype(bool).any()
+    return pd.DataFrame({
+        "kernel": rows.kernel, "launches": rows.launches.map("{:,}".format),
+        "largest grid": rows.grid.map(_sizes), "block": rows.block.map(_sizes),
+        "shared memory (bytes)": [_shared(*bytes_) for bytes_ in zip(rows.static, rows.dynamic, rows.limit)],
+        **{name: values.map("{:.0f}".format) for name, values in counts.items() if values.notna().all()},
+        **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},
+    })  # fmt: skip
+
+
+def _sizes(sizes):
+    """ "128 × 2", without the ones at the end."""
+    kept = [size for at, size in enumerate(sizes) if not at or any(more > 1 for more in sizes[at:])]
+    return " × ".join(f"{size:,}" for size in kept)
+
+
+def _shared(static, dynamic, limit):
+    parts = [f"{size:,} {kind}" for size, kind in ((static, "static"), (dynamic, "dynamic")) if size]
+    return f"{' + '.join(parts) or '0'} of {limit:,}"
+
+
+def _troubled(where):
+    return "not watched" if where is None else f"yes, {where}" if where else "no"
 
 
 def by_bound(close: pd.DataFrame) -> pd.DataFrame:

@@ -128,6 +128,27 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *p, const void *host
   p->ptxVersion = p->binaryVersion = python.capability;
   return cudaSuccess;
 }
+/* A grid whose blocks may wait for each other has to be on the GPU at once. Here they run one after the other: code that
+   waits for all of them is refused when it is read. */
+cudaError_t cudaLaunchCooperativeKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t shared,
+                                        cudaStream_t stream) {
+  int most;
+  cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, host, block.x * block.y * block.z, shared);
+  if (!error && (size_t)grid.x * grid.y * grid.z > (size_t)most * python.processors) error = cudaErrorCooperativeLaunchTooLarge;
+  if (error) unseen = 1;
+  return error ? answer(error) : cudaLaunchKernel(host, grid, block, arguments, shared, stream);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *with, const void *host, void **arguments) {
+  for (unsigned i = 0; i < with->numAttrs; i++) {
+    const cudaLaunchAttribute *one = with->attrs + i;
+    if (one->id == cudaLaunchAttributeClusterDimension &&
+        one->val.clusterDim.x * one->val.clusterDim.y * one->val.clusterDim.z > 1)
+      return unseen = 1, answer(cudaErrorNotSupported); /* clusters are not modelled */
+    if (one->id == cudaLaunchAttributeCooperative && one->val.cooperative)
+      return cudaLaunchCooperativeKernel(host, with->gridDim, with->blockDim, arguments, with->dynamicSmemBytes, with->stream);
+  }
+  return cudaLaunchKernel(host, with->gridDim, with->blockDim, arguments, with->dynamicSmemBytes, with->stream);
+}
 cudaError_t cudaFuncSetCacheConfig(const void *host, enum cudaFuncCache config) { return cudaSuccess; }
 
 /* errors */
@@ -150,6 +171,7 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
     case cudaErrorInvalidSymbol: return "cudaErrorInvalidSymbol";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
     default: return "an error that is not modelled";
   }
@@ -164,6 +186,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidDeviceFunction: return "invalid device function";
     case cudaErrorInvalidSymbol: return "invalid device symbol";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorCooperativeLaunchTooLarge: return "too many blocks in cooperative launch";
     case cudaErrorNotSupported: return "operation not supported";
     default: return "an error that is not modelled";
   }
@@ -256,6 +279,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
     case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
     case cudaDevAttrL2CacheSize: *value = python.cache; break;
+    case cudaDevAttrCooperativeLaunch: *value = 1; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrMultiProcessorCount: *value = python.processors; break;
     case cudaDevAttrComputeCapabilityMajor: *value = python.capability / 10; break;

@@ -64,9 +64,15 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     if name == "copysign":
         sign, size = (b.bitcast(each, lanes(I32)) for each in x)
         return b.or_(b.and_(sign, b.all(0x80000000, sign)), b.and_(size, b.all(0x7FFFFFFF, size)))
-    if name in halves.SUMS and {*words[1:]} <= {"rz", "ftz", "f32"} and "rz" in words:
-        exact = halves.SUMS[name](b, *(floats.wide(b, each) for each in x))
-        return floats.finished(b, floats.toward_zero(b, exact), ftz)
+    if "sat" in words:
+        plain = fp32(b, replace(instruction, words=tuple(word for word in words if word != "sat")), x)
+        return b.bitcast(floats.saturated(b, b.bitcast(plain, lanes(FLOAT))), lanes(I32))
+    mode, exactly = {*words[1:]} - {"ftz", "f32"}, (floats.WIDE | halves.SUMS).get(name)
+    if exactly and mode in ({"rz"}, {"rm"}, {"rp"}):
+        exact = exactly(b, *(terms := [floats.wide(b, each) for each in x]))
+        if mode == {"rm"} and name in halves.SUMS and name != "mul":
+            exact = halves.downward(b, name, exact, terms)
+        return floats.finished(b, floats.directed(b, exact, *mode), ftz)
     if name == "div_add":
         a, d, c = (floats.wide(b, each) for each in x)
         return floats.finished(b, floats.narrow(b, halves.SUMS["add"](b, b.fdiv(a, d), c)), ftz)
@@ -222,6 +228,8 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
     if (gives, kind) == ("f32", "f32") and modes and {*words[1:]} <= {*modes, "ftz", "f32"}:
         ftz = "ftz" in words
         return floats.finished(b, b.intrinsic(NEAREST[modes[0]], [floats.flushed(b, x[0]) if ftz else x[0]]), ftz)
+    if words[1:] in (("sat", "f32", "f32"), ("sat", "ftz", "f32", "f32"), ("ftz", "sat", "f32", "f32")):
+        return floats.finished(b, floats.saturated(b, x[0]), "ftz" in words)
     if gives in ("bf16x2", "f16x2") and {*words[1:]} <= {"rn", gives, "f32"}:
         if gives == "bf16x2":
             high, low = (floats.to_bf16(b, b.bitcast(each, lanes(I32))) for each in x)
