@@ -455,9 +455,10 @@ class IsolatedKernel:
             rows, one a kernel: kernel, launches, grid (the largest), block, static, dynamic and limit (bytes of shared
             memory), registers and resident (blocks of a multiprocessor), of the launch with the most shared memory;
             registers and resident are NaN where ptxas is not there. failed, access (out of bounds or misaligned),
-            unwritten, race and other: where, "" is nowhere, None is that it was not looked for.
+            unwritten, race and other: where, False is nowhere, None is that it was not looked for.
         """
-        return pd.DataFrame([*self.launched.values()])
+        rows = [each | {name: each[name] != "" and each[name] for name in TROUBLES} for each in self.launched.values()]
+        return pd.DataFrame(rows)
 
     def close(self) -> None:
         """End the process."""

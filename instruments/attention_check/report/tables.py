@@ -31,8 +31,7 @@ OUTCOMES = {
 }  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
 TROUBLES = dict(
-    failed="a launch failed", access="out of bounds", unwritten="reads unwritten memory", race="a race",
-    other="another fault",
+    failed="launch failed", access="out of bounds", unwritten="unwritten read", race="race", other="another fault",
 )  # fmt: skip
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
@@ -210,14 +209,14 @@ def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
     if not len(launches):
         return launches
     rows = launches.sort_values("launches", ascending=False, kind="stable")
-    counts = {"registers of a thread": rows.registers, "blocks a multiprocessor holds": rows.resident}
-    rare = rows.other.astype(bool).any()
+    counts = {"registers": rows.registers, "resident blocks": rows.resident}
+    rare = rows.other.map(bool).any()
     return pd.DataFrame({
         "kernel": rows.kernel, "launches": rows.launches.map("{:,}".format),
+        **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},
         "largest grid": rows.grid.map(_sizes), "block": rows.block.map(_sizes),
         "shared memory (bytes)": [_shared(*bytes_) for bytes_ in zip(rows.static, rows.dynamic, rows.limit)],
         **{name: values.map("{:.0f}".format) for name, values in counts.items() if values.notna().all()},
-        **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},
     })  # fmt: skip
 
 
@@ -233,7 +232,7 @@ def _shared(static, dynamic, limit):
 
 
 def _troubled(where):
-    return "not watched" if where is None else f"yes, {where}" if where else "no"
+    return "not watched" if pd.isna(where) else f"yes, {where}" if where else "no"
 
 
 def by_bound(close: pd.DataFrame) -> pd.DataFrame:
