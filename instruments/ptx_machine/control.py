@@ -73,11 +73,7 @@ def trap(instruction: Instruction, reason: str = "the kernel ends itself") -> St
 
 
 def barrier(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of bar and barrier: sync and arrive. bar.warp.sync only brings lanes together.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of bar and barrier: sync and arrive. bar.warp.sync only brings lanes together."""
     words = instruction.words
     if words[:2] == ("bar", "warp"):
         return lambda warp, mask: None

@@ -8,8 +8,8 @@ from fa_lib.numerics.tensor_cores import TensorCore
 
 INPUTS = {"f16": FP16, "bf16": BF16, "tf32": TF32, "e4m3": E4M3, "e5m2": E5M2}
 RESULTS = {"f16": FP16, "f32": FP32}
-NAMES = {  # compute capability, multiprocessors, KB of shared memory that a block may have, MB of memory, MB of L2; the last
-    # two as torch prints them of such cards, but for the A100's memory and the L40S's L2, which are as they are sold
+NAMES = {  # compute capability, multiprocessors, KB of shared memory that a block may have, MB of memory, MB of L2:
+    # as torch prints them of such cards, but for the A100's memory and the L40S's L2, which are as others list them
     "A100": (80, 108, 163, 81920, 40), "L40S": (89, 142, 99, 45589, 96), "H100": (90, 132, 227, 81090, 50),
     "H200": (90, 132, 227, 143156, 60), "B200": (100, 148, 227, 182642, 126),
 }  # fmt: skip

@@ -160,8 +160,8 @@ def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
     try:
         with (
             mock.patch.multiple(torch.cuda, **substitutes), mock.patch.object(torch, "Generator", _Generator),
-            mock.patch.object(torch.cuda.nvtx, "_nvtx", mock.MagicMock()), mock.patch.object(torch.version, "cuda", CUDA),
-            FakeCudaMode(),
+            mock.patch.object(torch.cuda.nvtx, "_nvtx", mock.MagicMock()),
+            mock.patch.object(torch.version, "cuda", CUDA), FakeCudaMode(),
         ):  # fmt: skip
             yield
     finally:

@@ -163,7 +163,8 @@ class Shared:
             unwritten = ~gather(self.written, starts, size).all(1)
             if unwritten.any():
                 lane, at = int(np.flatnonzero(lanes)[unwritten.argmax()]), int(starts[unwritten.argmax()])
-                raise BadAccess(lane, f"shared memory at {at} was never written ({size} bytes are read)", Trouble.UNWRITTEN)
+                reason = f"shared memory at {at} was never written ({size} bytes are read)"
+                raise BadAccess(lane, reason, Trouble.UNWRITTEN)
         if self.races is not None:
             self.races.reads(starts, size, lanes)
 
@@ -213,7 +214,8 @@ def check_aligned(addresses: Lanes, size: int, mask: Lanes) -> None:
     wrong = mask & (addresses % np.uint64(size) != 0)
     if wrong.any():
         lane = int(wrong.argmax())
-        raise BadAccess(lane, f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access", Trouble.ACCESS)
+        reason = f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access"
+        raise BadAccess(lane, reason, Trouble.ACCESS)
 
 
 class View:

@@ -1,4 +1,5 @@
-"""A kernel of PTX as steps that a warp takes, for a GPU: every instruction is looked up before anything runs."""
+"""A kernel of PTX as steps that a warp takes, for a GPU: every instruction is looked up before anything runs. What
+makes a step raises a ValueError for an instruction that is not modelled."""
 
 from collections.abc import Mapping
 
@@ -104,11 +105,7 @@ def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> tuple[Code, A
 
 
 def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> Step:
-    """Return the step that a warp takes for an instruction.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Return the step that a warp takes for an instruction."""
     name = instruction.name
     if name in ("bra", "brx"):
         return (control.branch if name == "bra" else control.branch_by_table)(instruction, entry)

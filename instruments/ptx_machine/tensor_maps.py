@@ -58,11 +58,7 @@ def tensor_map(tensor: Tensor, box: Sequence[int], width: int = PIECE) -> Struct
 def bulk_copy(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of cp.async.bulk.tensor: of a box from global to shared memory, or back.
 
-    Elements outside of the tensor are zeros when they are read, and are not written.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    Elements outside of the tensor are zeros when they are read, and are not written."""
     words = instruction.words
     if "tensor" not in words:
         return _of_bytes(instruction, names)

@@ -20,7 +20,9 @@ def attention(q, k, v, *, what=""):
     if what == "unwritten":
         return extension.half_written(q, -1.0, False)
     if what == "behind":
-        return extension.behind(q)
+        return extension.behind(q, 0)
+    if what in ("exits", "aborts"):
+        extension.behind(q, 1 + (what == "aborts"))
     if what == "failed":
         return extension.in_shared(q, 100, 50_000, False, False)
     return extension.in_shared(q, 100, 4000, False, True)
@@ -45,7 +47,12 @@ def test_launches_and_their_troubles_come_across_the_border(kernel):
             kernel(X, X, X, what=what)
     found = kernel.launches().set_index("kernel")
     assert found.launches.to_dict() == {"in_shared": 1, "first_half": 2, "at_least": 2, "behind": 1}
-    assert found.access.to_dict() == {"in_shared": False, "first_half": False, "at_least": False, "behind": "kernels.cu:14"}
+    assert found.access.to_dict() == {
+        "in_shared": False,
+        "first_half": False,
+        "at_least": False,
+        "behind": "kernels.cu:14",
+    }
     assert found.unwritten["at_least"] == "kernels.cu:25" and found.unwritten["first_half"] is False
     assert found.failed["in_shared"].startswith("asks for 50,000 bytes of shared memory; it may have 49,152 without")
     row = found.loc["in_shared"]
@@ -55,6 +62,14 @@ def test_launches_and_their_troubles_come_across_the_border(kernel):
     assert shown.loc["behind", "out of bounds"] == "yes, kernels.cu:14" and shown.loc["behind", "race"] == "not watched"
     assert shown.loc["in_shared", "shared memory (bytes)"] == "4,000 dynamic of 166,912"
     assert "another fault" not in shown
+
+
+@pytest.mark.parametrize(
+    "what, how", [("exits", "ends its process with exit code 1"), ("aborts", "ends its process by SIGABRT")]
+)
+def test_the_last_words_of_an_extension_that_ends_the_process_name_the_line(kernel, what, how):
+    with pytest.raises(KernelError, match=rf"{how}, after the line 'Fault: behind: .*kernels\.cu, line 14"):
+        kernel(X, X, X, what=what)
 
 
 def test_what_is_compiled_is_said_and_is_no_print_of_the_kernels(tmp_path, capfd):

@@ -216,14 +216,18 @@ def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
         **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},
         "largest grid": rows.grid.map(_sizes), "block": rows.block.map(_sizes),
         "shared memory (bytes)": [_shared(*bytes_) for bytes_ in zip(rows.static, rows.dynamic, rows.limit)],
-        **{name: values.map("{:.0f}".format) for name, values in counts.items() if values.notna().all()},
+        **{name: [_count(x) for x in values] for name, values in counts.items() if values.notna().any()},
     })  # fmt: skip
+
+
+def _count(number):
+    return f"{number:,.0f}" if number and pd.notna(number) else "–"
 
 
 def _sizes(sizes):
     """ "128 × 2", without the ones at the end."""
     kept = [size for at, size in enumerate(sizes) if not at or any(more > 1 for more in sizes[at:])]
-    return " × ".join(f"{size:,}" for size in kept)
+    return " × ".join(map(_count, kept))
 
 
 def _shared(static, dynamic, limit):

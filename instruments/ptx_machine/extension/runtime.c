@@ -1,6 +1,7 @@
 /* CUDA's runtime for an extension on a machine without a GPU. It is linked into each extension with hidden names, so that
    a libcudart that torch has loaded is never asked. Launches, memory and variables are Python's: runtime.py. */
 #include <cuda_runtime_api.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,18 +35,20 @@ VISIBLE int ptx_machine_connect(const Answers *answers) { python = *answers; ret
 VISIBLE const void *ptx_machine_image(int index) { return images[index]; }
 VISIBLE int ptx_machine_unseen(void) {
   int before = unseen;
-  unseen = 0, reason[0] = 0;
+  unseen = 0;
+  if (reason[0]) reason[0] = 0, signal(SIGABRT, SIG_DFL);
   if (before) last = cudaSuccess;
   return before;
 }
 
-/* The extension may end the process before Python raises the error: stderr has it, once more as the last words at exit. */
-VISIBLE void ptx_machine_failed(const char *text) {
-  snprintf(reason, sizeof reason, "%s", text);
-  fprintf(stderr, "%s\n", reason), fflush(stderr);
-}
+/* The extension may end the process before Python raises the error, which are the last words on stderr then. */
 __attribute__((destructor)) static void last_words(void) {
   if (reason[0]) fprintf(stderr, "%s\n", reason), fflush(stderr);
+}
+static void aborted(int number) { last_words(), signal(number, SIG_DFL), raise(number); }
+VISIBLE void ptx_machine_failed(const char *text) {
+  snprintf(reason, sizeof reason, "%s", text);
+  signal(SIGABRT, aborted);
 }
 
 static cudaError_t answer(cudaError_t error) {

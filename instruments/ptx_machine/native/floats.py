@@ -125,11 +125,7 @@ def to_bf16(b: Builder, bits: ir.Value) -> ir.Value:
 
 
 def halves() -> None:
-    """Check that this processor converts between FP16 and FP32.
-
-    Raises:
-        NotNative: it has no instructions for it.
-    """
+    """Check that this processor converts between FP16 and FP32."""
     if platform.machine() in ("x86_64", "AMD64") and not llvm.get_host_cpu_features().get("f16c"):
         raise NotNative
 

@@ -12,11 +12,7 @@ from ptx_machine.syntax import Instruction
 
 
 def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit add, sub, mul, fma, min, max, neg or abs on FP16 or BF16: the bits of the result.
-
-    Raises:
-        NotNative: it is another instruction, or has words such as ftz and relu.
-    """
+    """Emit add, sub, mul, fma, min, max, neg or abs on FP16 or BF16: the bits of the result."""
     name, kind = instruction.name, instruction.types[-1]
     if {*instruction.words[1:]} - {"rn", kind}:
         raise NotNative

@@ -19,11 +19,7 @@ WHOLE = {**ORDERED, "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
 def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit a lanewise instruction on its operands x, each of its type.
-
-    Raises:
-        NotNative: the numpy machine must execute it.
-    """
+    """Emit a lanewise instruction on its operands x, each of its type."""
     name, types = instruction.name, instruction.types
     if name == "cvt":
         return convert(b, instruction, x)
@@ -49,11 +45,7 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit an instruction on FP32.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit an instruction on FP32."""
     name, words = instruction.name, instruction.words
     ftz = "ftz" in words
     x = [floats.flushed(b, each) if ftz else each for each in x]
@@ -84,11 +76,7 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def two(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit an instruction on pairs of FP32.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit an instruction on pairs of FP32."""
     single = replace(instruction, words=tuple("f32" if word == "f32x2" else word for word in instruction.words))
 
     def half(shift):
@@ -102,11 +90,7 @@ def two(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit an instruction on whole numbers.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit an instruction on whole numbers."""
     name, words, kind = instruction.name, instruction.words, instruction.types[0]
     signed, bits = kind[0] == "s", BITS[kind]
     simple = {"add": b.add, "sub": b.sub, "and": b.and_, "or": b.or_, "xor": b.xor}
@@ -150,11 +134,7 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def product(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit mul or mad of whole numbers.
-
-    Raises:
-        NotNative: it is hi or wide of 64 bits.
-    """
+    """Emit mul or mad of whole numbers."""
     words, kind = instruction.words, instruction.types[0]
     signed, bits = kind[0] == "s", BITS[kind]
     if "lo" in words:
@@ -193,11 +173,7 @@ def shifted(b: Builder, x: ir.Value, n: ir.Value, bits: int, left: bool, signed:
 
 
 def compared(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit the comparison of setp, without the predicate that it is combined with.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit the comparison of setp, without the predicate that it is combined with."""
     word, kind = instruction.words[1], instruction.types[0]
     if kind == "f32":
         x = [floats.flushed(b, each) if "ftz" in instruction.words else each for each in x[:2]]
@@ -214,11 +190,7 @@ def compared(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Valu
 
 
 def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit cvt.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit cvt."""
     words, (gives, *kinds) = instruction.words, instruction.types
     kind = kinds[0]
     plain = {*words[1:]} <= {"rn", gives, kind}
