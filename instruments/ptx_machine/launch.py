@@ -197,8 +197,8 @@ class Kernel:
         def run(number: Size) -> int:
             watch = Races(room, -(-int(np.prod(size)) // WARP)) if races and room else None
             memory = View(outer, Shared(room, unwritten, watch), parameters, constants)
-            in_numpy = native is None or observer is not None or watch is not None
-            begin = None if in_numpy else partial(Warps, native, memory)
+            watching = observer is not None or watch is not None  # which numpy does
+            begin = None if native is None or watching else partial(Warps, native, memory)
             block_run = Block(code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 block_run.run()

@@ -546,7 +546,7 @@ class IsolatedKernel:
 
     def _launched(self, told):
         """Add what is told of a kernel's launches to what was told before."""
-        new = {name: int(told[name]) for name in ("launches", "static", "dynamic", "limit")}
+        new: dict[str, Any] = {name: int(told[name]) for name in ("launches", "static", "dynamic", "limit")}
         new |= {name: None if told[name] is None else int(told[name]) for name in ("registers", "resident")}
         new |= {name: (*map(int, told[name]),) for name in ("grid", "block")}
         new |= {name: None if told[name] is None else Untrusted(f"{told[name]}"[:TOLD]) for name in TROUBLES}
