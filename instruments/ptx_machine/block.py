@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ptx_machine.lanes import WARP, Lanes
-from ptx_machine.memory import Fault, Trouble, View
+from ptx_machine.memory import Asserted, Fault, Trouble, View
 from ptx_machine.special_registers import Size, special_registers
 from ptx_machine.syntax import Instruction
 from ptx_machine.warp import ALL, Code, Warp
@@ -197,7 +197,7 @@ class Block:
             where, place = f"{file}, line {line} ({where})", f"{Path(file).name}:{line}"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
         message = f"{_plain(self.code.name)}: {where}: {instruction}: {thread_name}: {reason}"
-        return Fault(message, trouble, place)
+        return (Asserted if trouble == Trouble.ASSERTED else Fault)(message, trouble, place)
 
 
 def _plain(name: str) -> str:

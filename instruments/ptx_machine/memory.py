@@ -28,6 +28,7 @@ class Trouble(StrEnum):
     ACCESS = "access"  # out of bounds, or misaligned
     UNWRITTEN = "unwritten"
     RACE = "race"
+    ASSERTED = "asserted"  # no fault: the kernel refuses
     OTHER = "other"
 
 
@@ -43,6 +44,12 @@ class Fault(RuntimeError):
     def __init__(self, message: str, trouble: Trouble = Trouble.OTHER, place: str = ""):
         super().__init__(message)
         self.trouble, self.place = trouble, place
+
+
+class Asserted(Fault):
+    """An assertion of the kernel's own fails."""
+
+    malformed = False
 
 
 class Unwritten(Fault):

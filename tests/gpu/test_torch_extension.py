@@ -10,10 +10,11 @@ from torch.utils.cpp_extension import load, load_inline
 
 from attention_check.gpu import on
 from attention_check.gpu.blame import blame
+from attention_check.isolation.worker import broken
 from ptx_machine import GPU, Fault, Kernel, compile_cuda, torch_extensions
 from ptx_machine.extension.runtime import Unlaunched
 from ptx_machine.fake_cuda import fake_cuda
-from ptx_machine.memory import Unwritten
+from ptx_machine.memory import Asserted, Unwritten
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "gpu" / "extension"
@@ -107,6 +108,16 @@ def test_blocks_that_wait_for_each_other_are_refused():
     __global__ void k(float *x) { cooperative_groups::this_grid().sync(); x[threadIdx.x] = 1; }"""
     with pytest.raises(ValueError, match="envreg"):
         Kernel(compile_cuda(source))
+
+
+def test_an_assertion_of_a_kernel_refuses():
+    source = "#include <assert.h>\n__global__ void k(float *x, int n) { assert(n % 32 == 0); x[threadIdx.x] = n; }"
+    kernel, x = Kernel(compile_cuda(source)), torch.zeros(32)
+    kernel((1,), (32,), 0, x, 64)
+    assert (x == 64).all()
+    with pytest.raises(Asserted, match=r"kernel\.cu, line 2 .* an assertion fails") as raised:
+        kernel((1,), (32,), 0, x, 65)
+    assert not broken(raised.value)
 
 
 def test_memory_that_nobody_wrote_is_no_output(extension):
