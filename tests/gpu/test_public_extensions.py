@@ -100,4 +100,5 @@ def test_flash_cosine_sim_attention():
         for name, got, x in zip(("o", "dq", "dk", "dv"), all_of(q, k, v, dO, causal), due):
             rows = slice(64 if (name, n, causal) == ("dk", 70, True) else n)
             assert got[:, :, rows.stop :].isnan().all()
-            torch.testing.assert_close(got[:, :, rows], x[:, :, rows].float(), atol=1e-5, rtol=1e-4)
+            ulps = n * 8 * 2**-24  # of FP32: of sums of n terms, each times 8
+            torch.testing.assert_close(got[:, :, rows], x[:, :, rows].float(), atol=ulps, rtol=1e-4)
