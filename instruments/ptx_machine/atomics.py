@@ -21,11 +21,7 @@ ATOMIC = {  # on arrays
 
 def atomic(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of atom and red: lanes with one address one after the other, in their order. Sums in FP32 flush
-    subnormal numbers in global memory and not in shared memory, as PTX says.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    subnormal numbers in global memory and not in shared memory, as PTX says."""
     words, kind = instruction.words, instruction.types[-1]
     operation = next((word for word in words[1:] if word in ATOMIC), "")
     check_hints(instruction, *ATOMIC, "noftz", "v2", "v4", "v8")

@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ptx_machine.lanes import WARP, Lanes
-from ptx_machine.memory import Fault, View
+from ptx_machine.memory import Asserted, Fault, Trouble, View
 from ptx_machine.special_registers import Size, special_registers
 from ptx_machine.syntax import Instruction
 from ptx_machine.warp import ALL, Code, Warp
@@ -184,16 +185,19 @@ class Block:
                 self.memory.shared.races.released(number, {warp.index for warp, _ in barrier.waiting})
             del self.barriers[number]
 
-    def fault(self, reason: str, instruction: Instruction, warp: Warp, lane: int) -> Fault:
+    def fault(
+        self, reason: str, instruction: Instruction, warp: Warp, lane: int, trouble: Trouble = Trouble.OTHER
+    ) -> Fault:
         """Make a Fault that names the kernel, the line, the instruction, the block and the thread."""
         thread = WARP * warp.index + lane
         x, y, _ = self.size
-        where = f"line {instruction.line} of its PTX"
+        where, place = f"line {instruction.line} of its PTX", f"PTX:{instruction.line}"
         if instruction.frames:
             file, line = instruction.frames[0]
-            where = f"{file}, line {line} ({where})"
+            where, place = f"{file}, line {line} ({where})", f"{Path(file).name}:{line}"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
-        return Fault(f"{_plain(self.code.name)}: {where}: {instruction}: {thread_name}: {reason}")
+        message = f"{_plain(self.code.name)}: {where}: {instruction}: {thread_name}: {reason}"
+        return (Asserted if trouble == Trouble.ASSERTED else Fault)(message, trouble, place)
 
 
 def _plain(name: str) -> str:

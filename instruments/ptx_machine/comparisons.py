@@ -48,11 +48,7 @@ def combination(instruction: Instruction):
 
 
 def set_predicate(instruction: Instruction) -> tuple[Lanewise, Lanewise]:
-    """Make setp's two results: p of p|q, and q, whose comparison is the opposite.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make setp's two results: p of p|q, and q, whose comparison is the opposite."""
     kind = instruction.types[0]
     if kind in PAIRS:
         raise refuse(instruction, "packed pairs are not modelled")
@@ -70,11 +66,7 @@ def set_predicate(instruction: Instruction) -> tuple[Lanewise, Lanewise]:
 
 
 def set_number(instruction: Instruction) -> Lanewise:
-    """Make set: all bits, or 1.0, where the comparison is true; else 0.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make set: all bits, or 1.0, where the comparison is true; else 0."""
     gives, kind = instruction.types
     single = PAIRS.get(kind, kind)
     compare, combine = compared(instruction, single), combination(instruction)

@@ -4,7 +4,7 @@ Communication Instructions"."""
 import numpy as np
 
 from ptx_machine.lanes import refuse
-from ptx_machine.memory import BadAccess
+from ptx_machine.memory import BadAccess, Trouble
 from ptx_machine.operands import Addresses, both, source
 from ptx_machine.syntax import Entry, Instruction, Symbol
 from ptx_machine.warp import ALL, Step
@@ -63,21 +63,17 @@ def end(instruction: Instruction) -> Step:
     return step
 
 
-def trap(instruction: Instruction, reason: str = "the kernel ends itself") -> Step:
+def trap(instruction: Instruction, reason: str = "the kernel ends itself", trouble: Trouble = Trouble.OTHER) -> Step:
     """Make the step of trap: a Fault for this reason."""
 
     def step(warp, mask):
-        raise BadAccess(int(mask.argmax()), reason)
+        raise BadAccess(int(mask.argmax()), reason, trouble)
 
     return step
 
 
 def barrier(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of bar and barrier: sync and arrive. bar.warp.sync only brings lanes together.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of bar and barrier: sync and arrive. bar.warp.sync only brings lanes together."""
     words = instruction.words
     if words[:2] == ("bar", "warp"):
         return lambda warp, mask: None

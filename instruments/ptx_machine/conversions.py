@@ -14,11 +14,7 @@ KNOWN = {"cvt", *ROUNDINGS, *WHOLE, "rna", "ftz", "sat", "relu", "satfinite", *B
 
 
 def convert(instruction: Instruction) -> Lanewise:
-    """Make the function of cvt.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the function of cvt."""
     words = instruction.words
     if unknown := {*words} - KNOWN:
         raise refuse(instruction, f"{', '.join(sorted(unknown))} is not modelled")

@@ -8,9 +8,10 @@ from fa_lib.numerics.tensor_cores import TensorCore
 
 INPUTS = {"f16": FP16, "bf16": BF16, "tf32": TF32, "e4m3": E4M3, "e5m2": E5M2}
 RESULTS = {"f16": FP16, "f32": FP32}
-NAMES = {  # compute capability, multiprocessors, KB of shared memory that a block may have, GB of memory, MB of L2
-    "A100": (80, 108, 163, 80, 40), "L40S": (89, 142, 99, 44, 96), "H100": (90, 132, 227, 80, 50),
-    "H200": (90, 132, 227, 140, 50), "B200": (100, 148, 227, 178, 126),
+NAMES = {  # compute capability, multiprocessors, KB of shared memory that a block may have, MB of memory, MB of L2:
+    # as torch prints them of such cards, but for the A100's memory and the L40S's L2, which are as others list them
+    "A100": (80, 108, 163, 81920, 40), "L40S": (89, 142, 99, 45589, 96), "H100": (90, 132, 227, 81090, 50),
+    "H200": (90, 132, 227, 143156, 60), "B200": (100, 148, 227, 182642, 126),
 }  # fmt: skip
 EIGHT_BITS = ("L40S",)  # whose mma.sync has FP8: on Hopper it is no instruction of the hardware, and on Blackwell open
 CAPABILITIES = {"wgmma": 90, "tcgen05.mma": 100}  # of the GPUs that have an instruction
@@ -52,7 +53,7 @@ class GPU:
             raise ValueError(f"gpu: got {name!r}; accepted are {accepted}")
         capability, processors, shared, memory, cache = NAMES[base]
         wobble = int(number) if wobbles else None
-        return cls(base, capability, processors, shared << 10, memory << 30, cache << 20, wobble)
+        return cls(base, capability, processors, shared << 10, memory << 20, cache << 20, wobble)
 
     @cached_property
     def _cores(self) -> dict[tuple[str, str, str], TensorCore]:

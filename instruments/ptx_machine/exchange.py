@@ -30,11 +30,7 @@ def as_bits(mask: Lanes) -> np.uint32:
 
 def partners(instruction: Instruction, names: Addresses) -> Callable[[Warp], tuple[Lanes, Lanes]]:
     """Return the function of a warp that gives, for shfl, the lane whose value each lane gets, and whether it lies in
-    the lane's segment, (32,) each: a lane keeps its own value where it does not.
-
-    Raises:
-        ValueError: its mode is not modelled.
-    """
+    the lane's segment, (32,) each: a lane keeps its own value where it does not."""
     mode = instruction.words[2]
     if mode not in ("up", "down", "bfly", "idx"):
         raise refuse(instruction, f"{mode} is not modelled")
@@ -53,11 +49,7 @@ def partners(instruction: Instruction, names: Addresses) -> Callable[[Warp], tup
 
 
 def shuffle(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of shfl: each lane gets the value of another lane of its segment; p: whether there is such a lane.
-
-    Raises:
-        ValueError: its mode is not modelled.
-    """
+    """Make the step of shfl: each lane gets the value of another one of its segment; p: whether there is one."""
     into, into_p = both(instruction.operands[0], instruction)
     value, of = source(instruction.operands[1], "u32", instruction, names), partners(instruction, names)
 
@@ -111,11 +103,7 @@ def match(instruction: Instruction, names: Addresses) -> Step:
 
 def reduction(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of redux: every lane gets the same result. Of FP32 there are min and max: of a number and NaN the
-    number, or with the word NaN it is NaN; +0 > -0.
-
-    Raises:
-        ValueError: its operation is not modelled.
-    """
+    number, or with the word NaN it is NaN; +0 > -0."""
     operation, (kind,) = instruction.words[2], instruction.types
     operations = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
              "xor": np.bitwise_xor}  # fmt: skip
@@ -177,11 +165,7 @@ def transpose(instruction: Instruction, names: Addresses) -> Step:
 
 
 def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
-    """Make the step of mma.sync.
-
-    Raises:
-        ValueError: its product is not modelled.
-    """
+    """Make the step of mma.sync."""
     product = Product(instruction, gpu)
     into = targets(instruction.operands[0], instruction)
     a, b, c = (sources(operand, "b32", instruction, names) for operand in instruction.operands[1:4])

@@ -27,7 +27,7 @@ FAKED_GPU: ContextVar[GPU | None] = ContextVar("fake_cuda", default=None)  # the
 UNWRITTEN: ContextVar[int] = ContextVar("unwritten", default=NANS)  # of the bytes that nobody has written
 UNWRITTEN_READS: ContextVar[dict[tuple, str] | None] = ContextVar("unwritten_reads", default=None)  # by kernel, line
 WATCHED: ContextVar[list[bool] | None] = ContextVar("watched", default=None)  # of each launch, if races are looked for
-DEVICE = torch.device("cuda", 0)
+DEVICE, CUDA = torch.device("cuda", 0), "13.0"  # torch.version.cuda: what the compiler's package is of
 ANSWERS = {  # of tensors; their getters are no functions that torch lists
     Tensor.is_cuda.__get__: lambda x: True,  # pyright: ignore[reportAttributeAccessIssue]
     Tensor.device.__get__: lambda x: DEVICE,  # pyright: ignore[reportAttributeAccessIssue]
@@ -108,6 +108,10 @@ class _Generator(torch.Generator):
         return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
 
 
+def _no_graph(*more, **options):
+    raise NotImplementedError("CUDA graphs are not modelled: launch the kernels without one")
+
+
 def _compile_kernel(capability, source, name, compute_capability=None, cuda_include_dirs=None, nvcc_options=None):
     """Compile a kernel as torch.cuda._compile_kernel does, which gives it numbers as C's double and int."""
     from ptx_machine.launch import Kernel
@@ -150,13 +154,14 @@ def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
         current_stream=_Stream, default_stream=_Stream, Stream=_Stream, Event=_Stream, init=lambda: None,
         stream=lambda stream: nullcontext(), reset_peak_memory_stats=lambda device=None: None,
         mem_get_info=lambda device=None: (gpu.memory_bytes,) * 2,
-        _compile_kernel=partial(_compile_kernel, gpu.capability),
+        _compile_kernel=partial(_compile_kernel, gpu.capability), CUDAGraph=_no_graph, graph=_no_graph,
     )  # fmt: skip
     token, bytes_token = FAKED_GPU.set(gpu), UNWRITTEN.set(unwritten)
     try:
         with (
             mock.patch.multiple(torch.cuda, **substitutes), mock.patch.object(torch, "Generator", _Generator),
-            mock.patch.object(torch.cuda.nvtx, "_nvtx", mock.MagicMock()), FakeCudaMode(),
+            mock.patch.object(torch.cuda.nvtx, "_nvtx", mock.MagicMock()),
+            mock.patch.object(torch.version, "cuda", CUDA), FakeCudaMode(),
         ):  # fmt: skip
             yield
     finally:

@@ -68,8 +68,6 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
             if mode != "rn":
                 raise refuse(instruction, "FP64 is modelled to nearest alone")
             return Lanewise((kind,) * count, kind, FP64.get(instruction.name, run))
-        if mode != "rn" and instruction.name in ("div", "rcp", "sqrt"):
-            raise refuse(instruction, f"{instruction.name} is modelled to nearest alone")
         ftz, single_kind = "ftz" in words, PAIRS.get(kind, kind)
 
         def single(*bits):

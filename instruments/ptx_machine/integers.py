@@ -40,11 +40,7 @@ def _high(a: Lanes, b: Lanes) -> Lanes:
 
 
 def multiply(instruction: Instruction) -> Lanewise:
-    """Make mul and mad; lo, hi, wide.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make mul and mad; lo, hi, wide."""
     (kind,), words = instruction.types, instruction.words
     gives = WIDER[kind] if "wide" in words else kind
 

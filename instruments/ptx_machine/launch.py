@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ptx_machine import launches
 from ptx_machine.arguments import Structure, as_bytes, fill
 from ptx_machine.block import Block
 from ptx_machine.device import GPU
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS, WATCHED
 from ptx_machine.lanes import WARP
-from ptx_machine.memory import Global, Shared, Span, View
+from ptx_machine.memory import Fault, Global, Shared, Span, Trouble, View
 from ptx_machine.mutate import DEFAULT_GPU, as_wanted
 from ptx_machine.native.compiled import Native, Warps
 from ptx_machine.operands import Addresses
@@ -177,7 +178,11 @@ class Kernel:
         if gpu != self.gpu and not self._of_any:
             raise ValueError(f"gpu: got a kernel for {self.gpu.name} on {gpu.name}; accepted is Kernel without a gpu")
         code, names, native = self._machine(gpu)
-        grid, size, room = self._sizes(grid, block, shared, code.dynamic, gpu)
+        try:
+            grid, size, room = self._sizes(grid, block, shared, code.dynamic, gpu)
+        except Refused as error:
+            launches.of(self, gpu).has(Trouble.LAUNCH, str(error))
+            raise
         unwritten_reads = UNWRITTEN_READS.get()
         outer, constants = Global([*spans, *self._spans], unwritten_reads is not None), Global(self._spans)
 
@@ -186,16 +191,20 @@ class Kernel:
         if watched is not None:
             watched.append(races)
         code = code if observer is None else observer(code, names, gpu)
+        looked = {Trouble.UNWRITTEN: unwritten_reads is not None, Trouble.RACE: races}
+        seen = launches.launched(self, gpu, grid, size, int(shared), (each for each, does in looked.items() if does))
 
         def run(number: Size) -> int:
-            watch = Races(room, -(-int(np.prod(size)) // WARP)) if races else None
+            watch = Races(room, -(-int(np.prod(size)) // WARP)) if races and room else None
             memory = View(outer, Shared(room, unwritten, watch), parameters, constants)
-            begin = partial(Warps, native, memory) if native is not None and observer is None and not races else None
+            watching = observer is not None or watch is not None  # which numpy does
+            begin = None if native is None or watching else partial(Warps, native, memory)
             block_run = Block(code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 block_run.run()
             if unwritten_reads is not None:
                 for line, read in block_run.unwritten.items():
+                    seen.has(Trouble.UNWRITTEN, read.place)
                     unwritten_reads.setdefault((self.entry.name, line), str(read))
             return block_run.steps
 
@@ -203,7 +212,11 @@ class Kernel:
         numbers = [*(every if blocks is None else blocks)]
         count = 1 if self.ordered or observer is not None else min(threads or torch.get_num_threads(), len(numbers))
         title, looks = self.entry.name[:LONGEST], dict[str, Any](unit="block", delay=DELAY_S, leave=False, disable=None)
-        return Done(sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks)), len(numbers))
+        try:
+            return Done(sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks)), len(numbers))
+        except Fault as fault:
+            seen.has(fault.trouble, fault.place)
+            raise
 
     def _sizes(self, grid, block, dynamic, static: int, gpu: GPU) -> tuple[Size, Size, int]:
         """Return the sizes of a launch, and the bytes of a block's shared memory.

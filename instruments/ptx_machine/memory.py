@@ -7,6 +7,7 @@ Global addresses are the process's own. Shared and local memory, and the paramet
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
@@ -20,10 +21,35 @@ WINDOW = 1 << 32  # their size
 WORD = 4  # bytes that are looked at together, to tell whether somebody wrote them
 
 
+class Trouble(StrEnum):
+    """What a GPU would refuse, or a tool for GPUs report."""
+
+    LAUNCH = "failed"
+    ACCESS = "access"  # out of bounds, or misaligned
+    UNWRITTEN = "unwritten"
+    RACE = "race"
+    ASSERTED = "asserted"  # no fault: the kernel refuses
+    OTHER = "other"
+
+
 class Fault(RuntimeError):
-    """A kernel did what no GPU allows; the message has its name, line, block and thread, and the address."""
+    """A kernel did what no GPU allows; the message has its name, line, block and thread, and the address.
+
+    Attributes:
+        trouble: of which kind. place: "flash.cu:37", in its source, else in its PTX.
+    """
 
     malformed = True  # a judge takes it for an answer that is wrong, as NaN is, and not for a refusal
+
+    def __init__(self, message: str, trouble: Trouble = Trouble.OTHER, place: str = ""):
+        super().__init__(message)
+        self.trouble, self.place = trouble, place
+
+
+class Asserted(Fault):
+    """An assertion of the kernel's own fails."""
+
+    malformed = False
 
 
 class Unwritten(Fault):
@@ -37,9 +63,9 @@ class Endless(Fault):
 class BadAccess(Exception):
     """A forbidden access of one lane; `Block` turns it into a Fault that says where."""
 
-    def __init__(self, lane: int, reason: str):
+    def __init__(self, lane: int, reason: str, trouble: Trouble = Trouble.OTHER):
         super().__init__(reason)
-        self.lane, self.reason = lane, reason
+        self.lane, self.reason, self.trouble = lane, reason, trouble
 
 
 @dataclass(frozen=True)
@@ -103,7 +129,7 @@ class Global:
             if outside.any():
                 lane = int(outside.argmax())
                 at = int(addresses[lane])
-                raise BadAccess(lane, f"{size} bytes at {at:#x} are {self.near(at)}")
+                raise BadAccess(lane, f"{size} bytes at {at:#x} are {self.near(at)}", Trouble.ACCESS)
             parts.append((span, lanes))
         return parts
 
@@ -144,7 +170,8 @@ class Shared:
             unwritten = ~gather(self.written, starts, size).all(1)
             if unwritten.any():
                 lane, at = int(np.flatnonzero(lanes)[unwritten.argmax()]), int(starts[unwritten.argmax()])
-                raise BadAccess(lane, f"shared memory at {at} was never written ({size} bytes are read)")
+                reason = f"shared memory at {at} was never written ({size} bytes are read)"
+                raise BadAccess(lane, reason, Trouble.UNWRITTEN)
         if self.races is not None:
             self.races.reads(starts, size, lanes)
 
@@ -194,7 +221,8 @@ def check_aligned(addresses: Lanes, size: int, mask: Lanes) -> None:
     wrong = mask & (addresses % np.uint64(size) != 0)
     if wrong.any():
         lane = int(wrong.argmax())
-        raise BadAccess(lane, f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access")
+        reason = f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access"
+        raise BadAccess(lane, reason, Trouble.ACCESS)
 
 
 class View:
@@ -261,7 +289,8 @@ class View:
             outside = mask & (addresses > np.uint64(max(end - size, 0))) if size <= end else mask
             if outside.any():
                 lane = int(outside.argmax())
-                raise BadAccess(lane, f"{size} bytes at {int(addresses[lane])} of {space} memory, which has {end}")
+                reason = f"{size} bytes at {int(addresses[lane])} of {space} memory, which has {end}"
+                raise BadAccess(lane, reason, Trouble.ACCESS)
             if space == "local":
                 starts = addresses + np.uint64(end) * np.arange(WARP, dtype=np.uint64)
                 yield _access(local.reshape(-1), size), starts, mask, None

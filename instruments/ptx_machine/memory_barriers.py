@@ -60,11 +60,7 @@ def change(warp: Warp, start: int, lane: int, arrivals: int = 0, expected: int =
 
 
 def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of an mbarrier: OPERATIONS. A wait that fails lets other warps run.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of an mbarrier: OPERATIONS. A wait that fails lets other warps run."""
     words = instruction.words
     operation = words[1]
     if operation not in OPERATIONS or {*words} - PLAIN - {operation}:

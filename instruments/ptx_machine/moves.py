@@ -104,11 +104,7 @@ def to_generic(instruction: Instruction, names: Addresses) -> Step:
 
 
 def load(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of ld.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of ld."""
     check_hints(instruction, "v2", "v4", "v8")
     kind, space = instruction.types[-1], space_of(instruction)
     into = targets(instruction.operands[0], instruction)
@@ -126,11 +122,7 @@ def load(instruction: Instruction, names: Addresses) -> Step:
 
 
 def store(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of st.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of st."""
     check_hints(instruction, "v2", "v4", "v8")
     kind, space = instruction.types[-1], space_of(instruction)
     at = address(instruction.operands[0], instruction, names)
@@ -160,11 +152,7 @@ def bytes_read(instruction: Instruction) -> Operand:
 
 
 def copy(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of cp.async, from global to shared memory; where it reads fewer bytes than it writes, zeros follow.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of cp.async, from global to shared memory; zeros follow where it reads less than it writes."""
     words, operands = instruction.words, instruction.operands
     if words[2] in WAITS:
         return lambda warp, mask: None
@@ -196,11 +184,7 @@ def _load_bytes(warp: Warp, at: Lanes, count: int, mask: Lanes, values: np.ndarr
 
 def matrices(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of ldmatrix and stmatrix: one, two or four matrices of 8 x 8 in 16 bits. The first lanes have the
-    addresses of the rows; each lane gets two neighbours of a row, or, transposed, of a column.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    addresses of the rows; each lane gets two neighbours of a row, or, transposed, of a column."""
     words = instruction.words
     check_hints(instruction, "sync", "aligned", "x1", "x2", "x4", "trans", "m8n8")
     count = next(int(word[1]) for word in words if word in ("x1", "x2", "x4"))

@@ -49,10 +49,12 @@ def resources(ptx: str, entry: str, capability: int) -> tuple[int, int]:
     key = hashlib.sha256("\0".join((ptx, entry, f"{capability}")).encode()).hexdigest()[:32]
     stored = build() / "ptx" / f"{key}.ptxas"
     if not stored.is_file():
+        stored.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=stored.parent) as temporary:
             (Path(temporary) / "kernel.ptx").write_text(ptx)
             program = toolkit() / "bin" / "ptxas"
-            command = [f"{program}", f"-arch=sm_{capability}", "-v", f"--entry={entry}", "kernel.ptx", "-o", "cubin"]
+            arch = f"sm_{capability}a" if f".target sm_{capability}a" in ptx else f"sm_{capability}"
+            command = [f"{program}", f"-arch={arch}", "-v", f"--entry={entry}", "kernel.ptx", "-o", "cubin"]
             process = subprocess.run(command, cwd=temporary, capture_output=True, text=True)
             if process.returncode:
                 raise RuntimeError(f"ptxas: {process.stderr.strip()}")

@@ -28,11 +28,7 @@ def constant(value: Immediate, kind: str) -> Lanes:
 
 
 def source(operand: Operand, kind: str, instruction: Instruction, names: Addresses) -> Source:
-    """Return the function of a warp that reads an operand as a type, (32,).
-
-    Raises:
-        ValueError: the operand is not modelled.
-    """
+    """Return the function of a warp that reads an operand as a type, (32,)."""
     if isinstance(operand, Register):
         register = operand
         return lambda warp: warp.read(register, kind)

@@ -1,4 +1,5 @@
-"""A kernel of PTX as steps that a warp takes, for a GPU: every instruction is looked up before anything runs."""
+"""A kernel of PTX as steps that a warp takes, for a GPU: every instruction is looked up before anything runs. What
+makes a step raises a ValueError for an instruction that is not modelled."""
 
 from collections.abc import Mapping
 
@@ -12,6 +13,7 @@ from ptx_machine.device import GPU
 from ptx_machine.floats import FLOATS as FLOAT_MEANINGS
 from ptx_machine.integers import INTEGERS
 from ptx_machine.lanes import FLOATS, Lanes, Lanewise, refuse
+from ptx_machine.memory import Trouble
 from ptx_machine.memory_barriers import memory_barrier
 from ptx_machine.moves import MOVES, nothing
 from ptx_machine.operands import Addresses, source, targets
@@ -104,11 +106,7 @@ def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> tuple[Code, A
 
 
 def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> Step:
-    """Return the step that a warp takes for an instruction.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Return the step that a warp takes for an instruction."""
     name = instruction.name
     if name in ("bra", "brx"):
         return (control.branch if name == "bra" else control.branch_by_table)(instruction, entry)
@@ -120,6 +118,8 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
         function = next(each for each in instruction.operands if isinstance(each, (Symbol, Register))).name
         if function == "vprintf":  # printf: what it prints is left out
             return nothing(instruction, names)
+        if function == "__assertfail":
+            return control.trap(instruction, "an assertion fails", Trouble.ASSERTED)
         return control.trap(instruction, f"it calls the function {function}, and none is run here")
     if name == "nanosleep":
         return control.sleep(instruction)

@@ -7,7 +7,7 @@ with an earlier one if its warp has learnt the other warp's clock of that time.
 import numpy as np
 
 from ptx_machine.lanes import Lanes
-from ptx_machine.memory import BadAccess
+from ptx_machine.memory import BadAccess, Trouble
 
 
 class Races:
@@ -85,4 +85,4 @@ class Races:
         row = int(early.argmax())
         where = f"shared memory at {int(at[row, 0])}"
         reason = f"a race: warp {self.now} {event}, {where}, no barrier between"
-        return BadAccess(int(np.flatnonzero(lanes)[row]), reason)
+        return BadAccess(int(np.flatnonzero(lanes)[row]), reason, Trouble.RACE)

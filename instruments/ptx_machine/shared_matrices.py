@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ptx_machine.memory import BadAccess, Shared
+from ptx_machine.memory import BadAccess, Shared, Trouble
 
 PIECE = 16  # bytes
 LINES = 8  # of a core
@@ -83,8 +83,9 @@ def read(shared: Shared, at: np.ndarray, size: int) -> np.ndarray:
         BadAccess: an element lies outside, or was never written.
     """
     if at.min() < 0 or at.max() + size > shared.data.size:
-        raise BadAccess(0, f"a matrix reaches byte {at.max() + size} of shared memory, which has {shared.data.size}")
+        reason = f"a matrix reaches byte {at.max() + size} of shared memory, which has {shared.data.size}"
+        raise BadAccess(0, reason, Trouble.ACCESS)
     if shared.written is not None and not shared.written[at].all():
         missing = int(at[~shared.written[at]][0])
-        raise BadAccess(0, f"shared memory at {missing} was never written (a matrix is read)")
+        raise BadAccess(0, f"shared memory at {missing} was never written (a matrix is read)", Trouble.UNWRITTEN)
     return shared.data[: shared.data.size // size * size].view(f"uint{8 * size}")[at // size]

@@ -69,11 +69,7 @@ class Shape:
 
 
 def fifth(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
-    """Make the step of tcgen05: alloc, ld, st, mma, commit.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of tcgen05: alloc, ld, st, mma, commit."""
     operation = instruction.words[1]
     if operation in NOTHING:
         return lambda warp, mask: None

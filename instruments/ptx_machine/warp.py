@@ -109,7 +109,8 @@ class Warp:
         while self.turn and not self.waited and not self.idle:
             if self.block.executed - begun > LONGEST:
                 lane, reason = int(self.alive.argmax()), f"{LONGEST:,} instructions of a warp, and it does not end"
-                raise Endless(self.block.fault(reason, code.instructions[int(self.at[lane])], self, lane))
+                fault = self.block.fault(reason, code.instructions[int(self.at[lane])], self, lane)
+                raise Endless(f"{fault}", place=fault.place)
             if compiled is not None:
                 if compiled.advance(self.index):
                     return
@@ -165,7 +166,7 @@ class Warp:
         try:
             jumped = code.steps[at](self, mask)
         except BadAccess as bad:
-            raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
+            raise block.fault(bad.reason, code.instructions[at], self, bad.lane, bad.trouble) from None
         for lane, place in block.memory.unwritten:
             line = code.instructions[at].frames or at
             block.unwritten.setdefault(line, block.fault(place, code.instructions[at], self, lane))

@@ -34,11 +34,7 @@ class Product:
         gives, kind: types of the result and of the factors. size: bytes of a factor.
         into: registers of the result. left: registers of A; () where it is in shared memory.
         signs: 1 or -1, of A and B.
-        a_turned, b_turned: whether a factor in shared memory has neighbours across the sum side by side.
-
-    Raises:
-        ValueError: the instruction is not modelled.
-    """
+        a_turned, b_turned: whether a factor in shared memory has neighbours across the sum side by side."""
 
     def __init__(self, instruction: Instruction, names: Addresses):
         words = instruction.words
@@ -102,11 +98,7 @@ class Product:
 
 
 def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
-    """Make the step of wgmma.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
+    """Make the step of wgmma."""
     if instruction.words[1] != "mma_async":
         return lambda warp, mask: None  # fence, commit_group, wait_group: the product is there already
     product = Product(instruction, names)

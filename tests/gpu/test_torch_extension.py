@@ -10,10 +10,11 @@ from torch.utils.cpp_extension import load, load_inline
 
 from attention_check.gpu import on
 from attention_check.gpu.blame import blame
+from attention_check.isolation.worker import broken
 from ptx_machine import GPU, Fault, Kernel, compile_cuda, torch_extensions
 from ptx_machine.extension.runtime import Unlaunched
 from ptx_machine.fake_cuda import fake_cuda
-from ptx_machine.memory import Unwritten
+from ptx_machine.memory import Asserted, Unwritten
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "gpu" / "extension"
@@ -64,8 +65,8 @@ def test_memory_of_cudaMalloc_can_be_written(extension):
 
 def test_a_read_out_of_bounds_names_the_line(extension, capfd):
     with pytest.raises(Fault, match=r"kernels\.cu, line 14"):
-        extension.behind(X)
-    assert "kernels.cu, line 14" in capfd.readouterr().err  # for extensions that end the process
+        extension.behind(X, 0)
+    assert capfd.readouterr().err == ""
     assert extension.scaled(X, 1.0).isfinite().all()  # and the next call is well
 
 
@@ -85,6 +86,38 @@ def test_more_shared_memory_is_had_by_asking(extension):
     assert torch.equal(extension.in_shared(X, 100, 100_000, True, True), X + 1)
     with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
         extension.in_shared(X, 100, 200_000, True, True)  # an A100 has 163 KB
+
+
+COOPERATIVE, CLUSTER, SERIAL = 2, 4, 6  # cudaLaunchAttributeID
+
+
+def test_kernels_are_launched_in_other_ways_too(extension):
+    for attribute in (-1, COOPERATIVE, SERIAL):
+        assert torch.equal(extension.launched_with(X, 2, attribute), extension.scaled(X, 1.0))
+    most = 108 * 32  # blocks of 64 threads at once on an A100: 32 a multiprocessor
+    assert torch.equal(extension.launched_with(X, most + 1, SERIAL), extension.scaled(X, 1.0))
+    for attribute in (-1, COOPERATIVE):
+        with pytest.raises(RuntimeError, match="too many blocks in cooperative launch"):
+            extension.launched_with(X, most + 1, attribute)
+    with pytest.raises(RuntimeError, match="operation not supported"):
+        extension.launched_with(X, 2, CLUSTER)
+
+
+def test_blocks_that_wait_for_each_other_are_refused():
+    source = """#include <cooperative_groups.h>
+    __global__ void k(float *x) { cooperative_groups::this_grid().sync(); x[threadIdx.x] = 1; }"""
+    with pytest.raises(ValueError, match="envreg"):
+        Kernel(compile_cuda(source))
+
+
+def test_an_assertion_of_a_kernel_refuses():
+    source = "#include <assert.h>\n__global__ void k(float *x, int n) { assert(n % 32 == 0); x[threadIdx.x] = n; }"
+    kernel, x = Kernel(compile_cuda(source)), torch.zeros(32)
+    kernel((1,), (32,), 0, x, 64)
+    assert (x == 64).all()
+    with pytest.raises(Asserted, match=r"kernel\.cu, line 2 .* an assertion fails") as raised:
+        kernel((1,), (32,), 0, x, 65)
+    assert not broken(raised.value)
 
 
 def test_memory_that_nobody_wrote_is_no_output(extension):

@@ -1,6 +1,8 @@
 """The arithmetic of PTX, instruction by instruction, held to Python's integers and to torch. tests/gpu/test_compilers
 holds FP32 in every rounding mode to gcc."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,29 @@ def test_functions_are_rounded_correctly(name, function):
     with np.errstate(all="ignore"):
         want = function(x.astype(np.float64)).astype(np.float32)
     assert np.array_equal(lanewise(f"{name}.f32 {{out}}, {{0}}", [x], np.float32), want)
+
+
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+def test_quotients_and_roots_in_directed_rounding(mode):
+    """A result is on its side of the exact one, and its neighbour is not."""
+    a, b = floats(), floats()
+    ok = np.isfinite(a) & np.isfinite(b) & (a != 0) & (b != 0)
+    a, b = np.where(ok, a, np.float32(3)), np.where(ok, b, np.float32(-7))
+    exact = {
+        "div": ([a, b], lambda x, y: Fraction(x) / Fraction(y)), "rcp": ([a], lambda x: 1 / Fraction(x)),
+        "sqrt": ([np.abs(a)], Fraction),
+    }  # fmt: skip
+    for name, (operands, value) in exact.items():
+        places = ", ".join(f"{{{i}}}" for i in range(len(operands)))
+        got = lanewise(f"{name}.{mode}.f32 {{out}}, {places}", operands, np.float32)
+        for result, *given in zip(got, *operands):
+            due = value(*map(float, given))
+            up = mode == "rp" or mode == "rz" and due < 0
+            with np.errstate(over="ignore"):
+                beyond = np.nextafter(result, np.float32(-np.inf if up else np.inf))
+            sides = [float(x) if np.isinf(x) else Fraction(float(x)) for x in (result, beyond)]
+            inner, outer = (x * abs(x) for x in sides) if name == "sqrt" else sides
+            assert (inner >= due > outer) if up else (inner <= due < outer), (name, given, result)
 
 
 def test_functions_at_their_ends():

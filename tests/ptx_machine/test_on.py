@@ -36,6 +36,9 @@ def test_torch_cuda_has_streams_events_and_what_the_gpu_has():
         drawn = torch.rand(2, generator=torch.Generator(device="cuda").manual_seed(0), device="cuda")
         has = torch.cuda.get_device_properties(0)
         assert start.elapsed_time(end) > 0 and x.is_cuda and torch.cuda.mem_get_info()[1] == has.total_memory
+        assert torch.version.cuda == "13.0"
+        with pytest.raises(NotImplementedError, match="CUDA graphs are not modelled"):
+            torch.cuda.CUDAGraph()
         assert (has.max_threads_per_multi_processor, has.L2_cache_size) == (1536, 96 << 20)
     assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(0)))
 

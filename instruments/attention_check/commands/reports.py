@@ -10,7 +10,7 @@ import pandas as pd
 from attention_check.adapters import LAYOUTS
 from attention_check.checks import sections
 from attention_check.isolation.calls import judged_by_one_thread
-from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, wait
+from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, launches, wait
 from attention_check.judge.findings import Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
@@ -66,7 +66,7 @@ def check_kernel(
             found = examine(kernel, plan, device, done=begin_picture)
         wrong = device == "cpu" and judge_kernel(kernel, found).verdict == Verdict.FAILS
         weights = _weights(kernel) if wrong else {}
-        found = replace(found, conduct=conduct(kernel))  # which ends its process
+        found = replace(found, conduct=conduct(kernel), launches=launches(kernel))  # the former ends its process
     judgement = judge_kernel(kernel, found)
     judged, lengths = KernelRef.of(judgement.subject), found.lengths
     about = {

@@ -135,7 +135,7 @@ def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any
         if changed.any():
             count, first = int(changed.sum()), (*changed.nonzero()[0].tolist(),)
             where = "".join(f"; {read}" for read in [*reads.values()][:MOST_READS])
-            where = where or f", {first} is the first, depend on whether torch.empty holds NaN or zeros"
+            where = where or f", {first} is the first, depend on whether torch.empty or shared memory has NaN"
             wrong = f"{count:,} of {x.numel():,} elements{where}"
             raise Unwritten(f"its output is what memory holds that nobody wrote: {wrong}")
     return result

@@ -50,7 +50,10 @@ KINDS = (
 )  # fmt: skip
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors
+MOST_NOTES = 20  # that are said
 SAID = 2**12  # bytes of what is printed last that are kept
+TROUBLES = ("failed", "access", "unwritten", "race", "other")  # of launches
+TOLD = 200  # characters of what is told of one
 START_S = 300.0  # until Python and torch are there
 GOODBYE_S = 2.0  # to end by itself
 SLICE_S = 0.2  # a process may die and leave its end of the socket to a child
@@ -94,7 +97,7 @@ class Process:
 
     def __init__(self, kernel: KernelRef, threads: int):
         self.inbox, self.outbox, self.said, self.number = _nameless(), _nameless(), b"", 0
-        self.printed, self.last = dict(stdout=0, stderr=0), b""
+        self.printed, self.last, self.notes = dict(stdout=0, stderr=0), b"", 0
         self.socket, theirs = socket.socketpair()
         ending, self.lifeline = os.pipe()
         descriptors = (theirs.fileno(), self.inbox, self.outbox)
@@ -180,6 +183,28 @@ class Process:
 
     def _answer(self, limit):
         deadline = time.monotonic() + limit
+        while True:
+            try:
+                reply = json.loads(self._line(deadline, limit))
+                if "note" in reply:
+                    self._note(reply["note"])
+                    continue
+                possible = (Outcome.ANSWERED, Outcome.REFUSED, Outcome.MALFORMED)
+                right = reply["number"] == self.number and reply["outcome"] in possible
+                right = right and all(isinstance(name, str) for name in reply["state"])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                right = False
+            if not right:
+                raise self._dead("answers with something that is no answer")
+            return reply
+
+    def _note(self, text):
+        """Say what takes long, of the process's own: it is none of the kernel's prints."""
+        self.notes += 1
+        if self.notes <= MOST_NOTES:
+            print(first_line(text), file=sys.stderr)
+
+    def _line(self, deadline, limit):
         while b"\n" not in self.said:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -198,16 +223,7 @@ class Process:
             if not got or len(self.said) > LINE:
                 raise self._dead()
         line, _, self.said = self.said.partition(b"\n")
-        try:
-            reply = json.loads(line)
-            possible = (Outcome.ANSWERED, Outcome.REFUSED, Outcome.MALFORMED)
-            right = reply["number"] == self.number and reply["outcome"] in possible
-            right = right and all(isinstance(name, str) for name in reply["state"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            right = False
-        if not right:
-            raise self._dead("answers with something that is no answer")
-        return reply
+        return line
 
     def _dead(self, problem=""):
         """The Ended of a process that has left, or says nothing that makes sense."""
@@ -347,6 +363,7 @@ class IsolatedKernel:
         self.kernel, self.timeout = kernel, timeout * (MODELLED if kernel.gpu else 1)
         self.threads = torch.get_num_threads()  # of every process of its own, whatever the judge has later
         self.acts: dict[tuple, dict] = {}
+        self.launched: dict[str, dict] = {}
         self.printed = dict(stdout=0, stderr=0)
         self.parameters: list | None = None
         self.endings, self.late_endings, self.ready, self.dead, self.stillborn = 0, 0, False, False, ""
@@ -431,6 +448,18 @@ class IsolatedKernel:
         ]
         return pd.DataFrame(rows, columns=columns)
 
+    def launches(self) -> pd.DataFrame:
+        """What it launched on the GPU that is modelled.
+
+        Returns:
+            rows, one a kernel: kernel, launches, grid (the largest), block, static, dynamic and limit (bytes of shared
+            memory), registers and resident (blocks of a multiprocessor), of the launch with the most shared memory;
+            registers and resident are NaN where ptxas is not there. failed, access (out of bounds or misaligned),
+            unwritten, race and other: where, False is nowhere, None is that it was not looked for.
+        """
+        rows = [each | {name: each[name] != "" and each[name] for name in TROUBLES} for each in self.launched.values()]
+        return pd.DataFrame(rows)
+
     def close(self) -> None:
         """End the process."""
         if self.process is not None:
@@ -511,6 +540,24 @@ class IsolatedKernel:
     def _state(self, told, on_import, at):
         for name in [*told.get("state", [])][:20]:
             self._act("state", Untrusted(f"{name}"[:60]), on_import, math.nan, at)
+        with suppress(KeyError, TypeError, ValueError):  # what it says of itself may be nonsense
+            for each in told.get("launches", ()):
+                self._launched(each)
+
+    def _launched(self, told):
+        """Add what is told of a kernel's launches to what was told before."""
+        new: dict[str, Any] = {name: int(told[name]) for name in ("launches", "static", "dynamic", "limit")}
+        new |= {name: None if told[name] is None else int(told[name]) for name in ("registers", "resident")}
+        new |= {name: (*map(int, told[name]),) for name in ("grid", "block")}
+        new |= {name: None if told[name] is None else Untrusted(f"{told[name]}"[:TOLD]) for name in TROUBLES}
+        kernel = Untrusted(f"{told['kernel']}"[:TOLD])
+        old = self.launched.get(kernel, new)
+        most = max(old, new, key=lambda each: (each["static"] + each["dynamic"], math.prod(each["block"])))
+        self.launched[kernel] = dict(kernel=kernel) | most | dict(
+            launches=new["launches"] + (0 if old is new else old["launches"]),
+            grid=max(old["grid"], new["grid"], key=math.prod),
+            **{name: max(old[name], new[name], key=lambda at: (at is not None, bool(at))) for name in TROUBLES},
+        )  # fmt: skip
 
     def _act(self, what, detail, on_import, number, at):
         act = self.acts.setdefault((what, detail, on_import), dict(number=number, times=0, at=at))
@@ -557,6 +604,11 @@ def isolated(kernel: KernelRef, timeout: float = LIMIT_S) -> Iterator[KernelRef]
 def conduct(kernel: KernelRef) -> pd.DataFrame:
     """Return how a kernel behaved in its process, which ends; no rows for one that ran here."""
     return kernel.fn.conduct() if isinstance(kernel.fn, IsolatedKernel) else pd.DataFrame()
+
+
+def launches(kernel: KernelRef) -> pd.DataFrame:
+    """Return what a kernel launched, rows as of `IsolatedKernel.launches`; none for one that ran here."""
+    return kernel.fn.launches() if isinstance(kernel.fn, IsolatedKernel) else pd.DataFrame()
 
 
 def wait(kernel: KernelRef) -> None:

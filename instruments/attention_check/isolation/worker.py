@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import inspect
 import json
+import logging
 import os
 import pickle
 import random
@@ -41,6 +42,7 @@ class Outcome(StrEnum):
 ILLEGAL = ("illegal memory access", "misaligned address", "unspecified launch failure")  # in errors of CUDA's
 UNSUPPORTED = (Outcome.REFUSED, Outcome.NOT_CALLED)  # what is no answer, and no fault either
 HERE = Path(__file__).resolve().parents[2]  # site-packages, or instruments/ of a checkout
+MACHINE = "ptx_machine"  # it logs what takes long
 PACKAGES = ("fa_lib", "attention_check", "ptx_machine", "attention_gallery")
 TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
@@ -88,7 +90,7 @@ class Worker:
         self.fn, self.watch, self.inbox, self.outbox, self.graphs = fn, watch, inbox, outbox, {}
 
     def answer(self, order: dict) -> dict:
-        """What is told of a call, or of its backward pass: outcome (of Outcome), results, changed, state."""
+        """What is told of a call, or of its backward pass: outcome (of Outcome), results, changed, state, launches."""
         for number in order["forget"]:
             self.graphs.pop(number, None)
         try:
@@ -98,7 +100,8 @@ class Worker:
             reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
             if broken(error):
                 reply |= dict(outcome=Outcome.MALFORMED, problem=f"fails: {text}")
-        return reply | dict(state=self.watch.look())
+        machine = sys.modules.get("ptx_machine.launches")
+        return reply | dict(state=self.watch.look(), launches=machine.taken() if machine else [])
 
     def call(self, order: dict) -> dict:
         tensors = self.read(order["storages"], order["tensors"])
@@ -267,6 +270,10 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
     sys.meta_path.insert(0, OwnPackages)
     torch.set_num_threads(first["threads"])
     _tell(channel, dict(outcome=Outcome.ANSWERED, number=0, state=[]))
+    teller = logging.Handler(logging.INFO)
+    teller.emit = lambda record: _tell(channel, dict(note=record.getMessage()))
+    logging.getLogger(MACHINE).addHandler(teller)
+    logging.getLogger(MACHINE).setLevel(logging.INFO)
     watch, reply = Watch(), dict(outcome=Outcome.ANSWERED)
     try:
         fn = function_of(**{name: first[name] for name in ("module", "function", "gpu")})

@@ -11,7 +11,7 @@ import torch
 from attention_check.adapters import READINGS, first_output, read_as
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.reading import CapturedCall
-from attention_check.isolation.calls import KernelError, call_kernel, kernel_errors, with_kernel_errors
+from attention_check.isolation.calls import FAULTS, KernelError, call_kernel, kernel_errors, with_kernel_errors
 from attention_check.isolation.worker import Outcome
 from attention_check.measure import wrong_answers
 from attention_check.measure.capability import (
@@ -84,11 +84,14 @@ def contract(
     """
     asker = _Asker(kernel, head_dim, device, causal, queries)
     answered_formats = [fmt for fmt in FORMATS if asker.ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]
-    if not answered_formats:
-        return asker.rows
-    fmt, answered = answered_formats[0], set()
+    wrong = [fmt for fmt, row in zip(FORMATS, asker.rows) if row["outcome"] in FAULTS]
     if isinstance(asker.kernel, KernelRef) and asker.kernel.gpu:
-        asker.ask_races(fmt)
+        for fmt in (answered_formats or wrong)[:1]:
+            asker.ask_races(fmt)
+    if not answered_formats:  # a race is the first reason
+        rows = [row for row in asker.rows if row["asked"] != RACES or row["outcome"] in FAULTS]
+        return sorted(rows, key=lambda row: row["asked"] != RACES)
+    fmt, answered = answered_formats[0], set()
     for each in CAPABILITIES:
         if head_dims is None and each.key == HEAD_DIM or causal and each.key == MORE:
             continue  # causally, some of more queries see no key

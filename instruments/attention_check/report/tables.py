@@ -30,10 +30,13 @@ OUTCOMES = {
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not called",
 }  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
+TROUBLES = dict(
+    failed="launch failed", access="out of bounds", unwritten="unwritten read", race="race", other="another fault",
+)  # fmt: skip
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
     "FP32", "of", "into", "casts", "kernel", "verdict", "what it is", "layer", "model", "what", "detail", "first at",
-    "merged in", "gradient", "what has this error",
+    "merged in", "gradient", "what has this error", *TROUBLES.values(),
 )  # fmt: skip
 
 
@@ -199,6 +202,41 @@ def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
         "times": conduct.times.astype(str), "what": conduct.what, "detail": conduct.detail,
         "first at": conduct["at"].where(~conduct.on_import.astype(bool), "import"),
     })  # fmt: skip
+
+
+def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
+    """A table of `isolated_kernel.IsolatedKernel.launches`; of the troubles that are rare, those that were."""
+    if not len(launches):
+        return launches
+    rows = launches.sort_values("launches", ascending=False, kind="stable")
+    counts = {"registers": rows.registers, "resident blocks": rows.resident}
+    rare = rows.other.map(bool).any()
+    return pd.DataFrame({
+        "kernel": rows.kernel, "launches": rows.launches.map("{:,}".format),
+        **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},
+        "largest grid": rows.grid.map(_sizes), "block": rows.block.map(_sizes),
+        "shared memory (bytes)": [_shared(*bytes_) for bytes_ in zip(rows.static, rows.dynamic, rows.limit)],
+        **{name: [_count(x) for x in values] for name, values in counts.items() if values.notna().any()},
+    })  # fmt: skip
+
+
+def _count(number):
+    return f"{number:,.0f}" if number and pd.notna(number) else "–"
+
+
+def _sizes(sizes):
+    """ "128 × 2", without the ones at the end."""
+    kept = [size for at, size in enumerate(sizes) if not at or any(more > 1 for more in sizes[at:])]
+    return " × ".join(map(_count, kept))
+
+
+def _shared(static, dynamic, limit):
+    parts = [f"{size:,} {kind}" for size, kind in ((static, "static"), (dynamic, "dynamic")) if size]
+    return f"{' + '.join(parts) or '0'} of {limit:,}"
+
+
+def _troubled(where):
+    return "not watched" if pd.isna(where) else f"yes, {where}" if where else "no"
 
 
 def by_bound(close: pd.DataFrame) -> pd.DataFrame:

@@ -99,7 +99,7 @@ def _put_on_cpu(name: str, runtime: Runtime) -> None:
 @cache
 def _guard_devices() -> None:
     """Give torch a device guard for CUDA, where it has none."""
-    if torch.version.cuda is None:
+    if not torch.backends.cuda.is_built():
         ctypes.CDLL(str(guard()))
 
 

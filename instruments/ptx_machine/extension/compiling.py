@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from ptx_machine.folders import build
 from ptx_machine.nvcc import toolkit, version
 
+LOG = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
 HOST = ("-fPIC", "-w", "-O0", "-g0", "-DTORCH_API_INCLUDE_EXTENSION_H")  # the host's code launches, and computes little
 STANDARD = "-std=c++20"  # torch's headers need it
@@ -73,6 +75,7 @@ def compiled(sources: Sources, capability: int) -> Path:
         stale = [at for at, path in enumerate(objects) if not _current(path)]
         if not stale and library.exists():
             return library
+        LOG.info("compiling the extension %s: half a minute or more, once", _short(sources.name))
         commands = [(_commands(sources, sources.files[at], objects[at], capability), objects[at]) for at in stale]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             done = pool.map(lambda each: _compile(sources.name, *each), commands)

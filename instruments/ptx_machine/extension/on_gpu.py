@@ -36,11 +36,11 @@ class _Factories(TorchDispatchMode):
         return _dispatch(func, args, kwargs or {})
 
 
-def put(x: torch.Tensor) -> OnGPU:
-    """Return a tensor of any shape that has x's memory and is on the GPU."""
+def put(x: torch.Tensor, requires_grad: bool = False) -> OnGPU:
+    """Return a tensor of any shape that has x's memory and is on the GPU. requires_grad: what it says of itself."""
     storage = x.untyped_storage()
     _STORAGES[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-    return torch.Tensor._make_subclass(OnGPU, x, False, dispatch_device=True, device_for_backend_keys=DEVICE)
+    return torch.Tensor._make_subclass(OnGPU, x, requires_grad, dispatch_device=True, device_for_backend_keys=DEVICE)
 
 
 def take(x: torch.Tensor) -> torch.Tensor:
@@ -64,11 +64,15 @@ def given_tensors(fn: Callable) -> Callable:
     @wraps(fn)
     def call(*args, **kwargs):
         with torch._C.DisableTorchFunction(), torch.no_grad(), _Factories():
-            given = tree_map(lambda x: put(x.detach()) if isinstance(x, torch.Tensor) else x, (args, kwargs))
-            result = fn(*given[0], **given[1])
+            args, kwargs = tree_map(_given, (args, kwargs))
+            result = fn(*args, **kwargs)
             return tree_map(lambda x: take(x) if isinstance(x, OnGPU) else x, result)
 
     return call
+
+
+def _given(x: Any) -> Any:
+    return put(x.detach(), x.requires_grad) if isinstance(x, torch.Tensor) else x
 
 
 def _dispatch(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -1,6 +1,7 @@
 /* CUDA's runtime for an extension on a machine without a GPU. It is linked into each extension with hidden names, so that
    a libcudart that torch has loaded is never asked. Launches, memory and variables are Python's: runtime.py. */
 #include <cuda_runtime_api.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,18 +35,20 @@ VISIBLE int ptx_machine_connect(const Answers *answers) { python = *answers; ret
 VISIBLE const void *ptx_machine_image(int index) { return images[index]; }
 VISIBLE int ptx_machine_unseen(void) {
   int before = unseen;
-  unseen = 0, reason[0] = 0;
+  unseen = 0;
+  if (reason[0]) reason[0] = 0, signal(SIGABRT, SIG_DFL);
   if (before) last = cudaSuccess;
   return before;
 }
 
-/* The extension may end the process before Python raises the error: stderr has it, once more as the last words at exit. */
-VISIBLE void ptx_machine_failed(const char *text) {
-  snprintf(reason, sizeof reason, "%s", text);
-  fprintf(stderr, "%s\n", reason), fflush(stderr);
-}
+/* The extension may end the process before Python raises the error, which are the last words on stderr then. */
 __attribute__((destructor)) static void last_words(void) {
   if (reason[0]) fprintf(stderr, "%s\n", reason), fflush(stderr);
+}
+static void aborted(int number) { last_words(), signal(number, SIG_DFL), raise(number); }
+VISIBLE void ptx_machine_failed(const char *text) {
+  snprintf(reason, sizeof reason, "%s", text);
+  signal(SIGABRT, aborted);
 }
 
 static cudaError_t answer(cudaError_t error) {
@@ -128,6 +131,27 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *p, const void *host
   p->ptxVersion = p->binaryVersion = python.capability;
   return cudaSuccess;
 }
+/* A grid whose blocks may wait for each other has to be on the GPU at once. Here they run one after the other: code that
+   waits for all of them is refused when it is read. */
+cudaError_t cudaLaunchCooperativeKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t shared,
+                                        cudaStream_t stream) {
+  int most;
+  cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, host, block.x * block.y * block.z, shared);
+  if (!error && (size_t)grid.x * grid.y * grid.z > (size_t)most * python.processors) error = cudaErrorCooperativeLaunchTooLarge;
+  if (error) unseen = 1;
+  return error ? answer(error) : cudaLaunchKernel(host, grid, block, arguments, shared, stream);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *with, const void *host, void **arguments) {
+  for (unsigned i = 0; i < with->numAttrs; i++) {
+    const cudaLaunchAttribute *one = with->attrs + i;
+    if (one->id == cudaLaunchAttributeClusterDimension &&
+        one->val.clusterDim.x * one->val.clusterDim.y * one->val.clusterDim.z > 1)
+      return unseen = 1, answer(cudaErrorNotSupported); /* clusters are not modelled */
+    if (one->id == cudaLaunchAttributeCooperative && one->val.cooperative)
+      return cudaLaunchCooperativeKernel(host, with->gridDim, with->blockDim, arguments, with->dynamicSmemBytes, with->stream);
+  }
+  return cudaLaunchKernel(host, with->gridDim, with->blockDim, arguments, with->dynamicSmemBytes, with->stream);
+}
 cudaError_t cudaFuncSetCacheConfig(const void *host, enum cudaFuncCache config) { return cudaSuccess; }
 
 /* errors */
@@ -150,6 +174,7 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
     case cudaErrorInvalidSymbol: return "cudaErrorInvalidSymbol";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
     default: return "an error that is not modelled";
   }
@@ -164,6 +189,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidDeviceFunction: return "invalid device function";
     case cudaErrorInvalidSymbol: return "invalid device symbol";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorCooperativeLaunchTooLarge: return "too many blocks in cooperative launch";
     case cudaErrorNotSupported: return "operation not supported";
     default: return "an error that is not modelled";
   }
@@ -256,6 +282,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
     case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
     case cudaDevAttrL2CacheSize: *value = python.cache; break;
+    case cudaDevAttrCooperativeLaunch: *value = 1; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrMultiProcessorCount: *value = python.processors; break;
     case cudaDevAttrComputeCapabilityMajor: *value = python.capability / 10; break;

@@ -1,18 +1,19 @@
 """CUDA's runtime as one extension sees it: runtime.c, which is linked into it, asks here for launches and memory."""
 
 import ctypes
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from ptx_machine import launches
 from ptx_machine.device import GPU
 from ptx_machine.extension.on_gpu import spans
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN
 from ptx_machine.launch import STATIC, Kernel, Refused
-from ptx_machine.memory import Fault, Span
+from ptx_machine.launches import readable
+from ptx_machine.memory import Fault, Span, Trouble
 from ptx_machine.occupancy import occupancy, resources
 from ptx_machine.ptx import parse
 
@@ -128,10 +129,9 @@ class Runtime:
             grid, block = (*sizes[:3],), (*sizes[3:6],)
             if kernel.static + shared > limit:
                 more = " without cudaFuncSetAttribute" if limit == STATIC else ""
-                self._refused = (
-                    f"{_readable(name)} asks for {kernel.static + shared:,} bytes of shared memory; it may have "
-                    f"{limit:,}{more}"
-                )
+                reason = f"asks for {kernel.static + shared:,} bytes of shared memory; it may have {limit:,}{more}"
+                launches.of(kernel, FAKED_GPU.get() or kernel.gpu).has(Trouble.LAUNCH, reason)
+                self._refused = f"{readable(kernel.entry.name)} {reason}"
                 return INVALID_VALUE
             parameters, data = kernel.entry.parameters, np.zeros(kernel.entry.parameter_bytes, np.uint8)
             for parameter, address in zip(parameters, arguments[: len(parameters)]):
@@ -141,7 +141,7 @@ class Runtime:
             kernel.launch(grid, block, shared, data, [*spans(), *allocated], unwritten=UNWRITTEN.get())
             return SUCCESS
         except Refused as error:
-            self._refused = f"{_readable(name)}: {error}"
+            self._refused = f"{readable(name.decode())}: {error}"
             return INVALID_CONFIGURATION
         except BaseException as error:
             if self._failed is None:  # the extension may end the process before `_call` raises it
@@ -173,12 +173,6 @@ def _allocate(size: int) -> int:
 
 def _release(address: int) -> int:
     return int(_BLOCKS.pop(address, None) is not None)
-
-
-def _readable(name: bytes) -> str:
-    """Return the name that a kernel has in its source."""
-    command = ["c++filt", "-p", name.decode()]  # of binutils, which comes with g++
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def ptx_of(address: int) -> str:

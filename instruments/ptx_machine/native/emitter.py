@@ -63,11 +63,7 @@ class Emitter:
         """Read an operand as a type, the lower bits of a wider register.
 
         Args:
-            index: of its slot. register: the register's own type. kind: the type.
-
-        Raises:
-            NotNative: the register is narrower.
-        """
+            index: of its slot. register: the register's own type. kind: the type."""
         b = self.b
         if kind == "pred":
             return b.masked(self.place(index))
@@ -81,11 +77,7 @@ class Emitter:
 
     def write(self, index: int, register: str, kind: str, value: ir.Value) -> None:
         """Write a result to the lanes of the mask; where the register is wider, it is extended, by its sign if it has
-        one.
-
-        Raises:
-            NotNative: the register is narrower.
-        """
+        one."""
         b = self.b
         if kind == "pred":
             value = b.zext(value, lanes(I8))

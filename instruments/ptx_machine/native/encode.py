@@ -88,22 +88,14 @@ class Encoding:
         return f"{self.instruction} {' '.join(self.shape)}"
 
     def emit(self, function: Emitter) -> None:
-        """Emit the function.
-
-        Raises:
-            NotNative: the numpy machine must execute the instruction.
-        """
+        """Emit the function."""
         if self.build is None:
             raise NotNative
         self.build(function)
         function.end(self.outcome)
 
     def operand(self, operand: Operand, kind: str) -> Callable[[Emitter], ir.Value]:
-        """Give an operand a slot, and return the function that reads it as a type.
-
-        Raises:
-            NotNative: the operand is of another kind.
-        """
+        """Give an operand a slot, and return the function that reads it as a type."""
         index, negative = len(self.slots), isinstance(operand, Negated)
         register = operand.register if isinstance(operand, Negated) else operand
         if isinstance(register, Register):
@@ -135,11 +127,7 @@ class Encoding:
         return value
 
     def result(self, operand: Operand, kind: str) -> Callable[[Emitter, ir.Value], None]:
-        """Give a result a slot, and return the function that writes it.
-
-        Raises:
-            NotNative: the operand is no register.
-        """
+        """Give a result a slot, and return the function that writes it."""
         if not isinstance(operand, Register):
             raise NotNative
         index, own_kind = len(self.slots), operand.type
@@ -148,11 +136,7 @@ class Encoding:
         return lambda e, value: e.write(index, own_kind, kind, value)
 
     def raw(self, operand: Operand) -> str:
-        """Give a register a slot, and return its type.
-
-        Raises:
-            NotNative: the operand is no register.
-        """
+        """Give a register a slot, and return its type."""
         if not isinstance(operand, Register):
             raise NotNative
         self.slots.append(self.layout.register(operand))
@@ -160,11 +144,7 @@ class Encoding:
         return operand.type
 
     def address(self, operand: Operand) -> str:
-        """Give an address two slots, of the base's lanes and of the offset, and return the base's type.
-
-        Raises:
-            NotNative: the operand is no address.
-        """
+        """Give an address two slots, of the base's lanes and of the offset, and return the base's type."""
         if not isinstance(operand, Address):
             raise NotNative
         base, offset = operand.base, operand.offset

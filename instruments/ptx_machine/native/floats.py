@@ -36,6 +36,12 @@ def finished(b: Builder, x: ir.Value, ftz: bool) -> ir.Value:
     return canonical(b, flushed(b, x) if ftz else x)
 
 
+def saturated(b: Builder, x: ir.Value) -> ir.Value:
+    """Emit FP32 x in [0, 1]; NaN is 0."""
+    x = b.select(b.fcmp_ordered(">", x, b.all(0.0, x)), x, b.all(0.0, x))
+    return b.select(b.fcmp_ordered("<", x, b.all(1.0, x)), x, b.all(1.0, x))
+
+
 def greater(b: Builder, x: ir.Value, y: ir.Value, largest: bool) -> ir.Value:
     """Emit max or min of FP32: of a number and NaN the number; +0 > -0."""
     bits = b.bitcast(x, lanes(I32))
@@ -75,12 +81,16 @@ def narrow(b: Builder, x: ir.Value) -> ir.Value:
     return b.fptrunc(x, lanes(FLOAT))
 
 
-def toward_zero(b: Builder, x: ir.Value) -> ir.Value:
-    """Emit float64 x rounded to FP32 toward zero."""
+def directed(b: Builder, x: ir.Value, mode: str) -> ir.Value:
+    """Emit float64 x rounded to FP32 toward zero ("rz"), down ("rm") or up ("rp")."""
     near = narrow(b, x)
-    beyond = b.fcmp_ordered(">", b.intrinsic("fabs", [wide(b, near)]), b.intrinsic("fabs", [x]))
-    bits = b.bitcast(near, lanes(I32))
-    return b.bitcast(b.select(beyond, b.sub(bits, b.all(1, bits)), bits), lanes(FLOAT))
+    bits, one = b.bitcast(near, lanes(I32)), b.all(1, lanes(I32))
+    farther, nearer = b.add(bits, one), b.sub(bits, one)
+    negative = b.icmp_signed("<", bits, b.all(0, bits))
+    low, high = b.fcmp_ordered("<", wide(b, near), x), b.fcmp_ordered(">", wide(b, near), x)
+    wrong = {"rz": b.select(negative, low, high), "rm": high, "rp": low}[mode]
+    moved = nearer if mode == "rz" else b.select(negative, *((farther, nearer) if mode == "rm" else (nearer, farther)))
+    return b.bitcast(b.select(wrong, moved, bits), lanes(FLOAT))
 
 
 SINGLE: dict[str, Callable[..., ir.Value]] = {  # on FP32, of the builder and FP32 lanes
@@ -99,6 +109,13 @@ SINGLE: dict[str, Callable[..., ir.Value]] = {  # on FP32, of the builder and FP
 }
 
 
+WIDE: dict[str, Callable[..., ir.Value]] = {  # in float64: no quotient or root is so near to a number of FP32 that its
+    "div": lambda b, x, y: b.fdiv(x, y),  # own rounding matters
+    "rcp": lambda b, x: b.fdiv(b.all(1.0, x), x),
+    "sqrt": lambda b, x: b.intrinsic("sqrt", [x]),
+}
+
+
 def to_bf16(b: Builder, bits: ir.Value) -> ir.Value:
     """Emit FP32, given as bits, rounded to BF16, to nearest, ties to even: its 16 bits as 32."""
     x = b.bitcast(bits, lanes(FLOAT))
@@ -108,11 +125,7 @@ def to_bf16(b: Builder, bits: ir.Value) -> ir.Value:
 
 
 def halves() -> None:
-    """Check that this processor converts between FP16 and FP32.
-
-    Raises:
-        NotNative: it has no instructions for it.
-    """
+    """Check that this processor converts between FP16 and FP32."""
     if platform.machine() in ("x86_64", "AMD64") and not llvm.get_host_cpu_features().get("f16c"):
         raise NotNative
 

@@ -12,11 +12,7 @@ from ptx_machine.syntax import Instruction
 
 
 def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit add, sub, mul, fma, min, max, neg or abs on FP16 or BF16: the bits of the result.
-
-    Raises:
-        NotNative: it is another instruction, or has words such as ftz and relu.
-    """
+    """Emit add, sub, mul, fma, min, max, neg or abs on FP16 or BF16: the bits of the result."""
     name, kind = instruction.name, instruction.types[-1]
     if {*instruction.words[1:]} - {"rn", kind}:
         raise NotNative
@@ -62,7 +58,7 @@ def _rounded(b: Builder, x: ir.Value, kind: str) -> ir.Value:
 
 def odd_single(b: Builder, x: ir.Value) -> ir.Value:
     """Emit float64 x rounded to odd in FP32: toward zero, with its last bit set where x has more bits."""
-    cut = floats.toward_zero(b, x)
+    cut = floats.directed(b, x, "rz")
     bits = b.bitcast(cut, lanes(I32))
     inexact = b.fcmp_ordered("!=", floats.wide(b, cut), x)
     return b.bitcast(b.select(inexact, b.or_(bits, b.all(1, bits)), bits), lanes(FLOAT))
@@ -96,3 +92,11 @@ SUMS: dict[str, Callable[..., ir.Value]] = {  # of float64, in which products of
     "fma": lambda b, x, y, z: _odd_sum(b, b.fmul(x, y), z),
 }
 SUMS["mad"] = SUMS["fma"]
+
+
+def downward(b: Builder, name: str, exact: ir.Value, x: list[ir.Value]) -> ir.Value:
+    """Emit a sum of SUMS that is rounded down: one that is exactly 0 is -0, but for +0 and +0."""
+    terms = {"add": x, "sub": [x[0], _minus(b, x[-1])]}.get(name) or [b.fmul(x[0], x[1]), x[2]]
+    signs = b.or_(*(b.bitcast(term, lanes(I64)) for term in terms))
+    zero = b.and_(b.fcmp_ordered("==", exact, b.all(0.0, exact)), b.icmp_signed("<", signs, b.all(0, signs)))
+    return b.select(zero, b.all(-0.0, exact), exact)

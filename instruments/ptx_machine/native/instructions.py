@@ -23,11 +23,7 @@ from ptx_machine.warp import Code
 
 
 def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding:
-    """Encode an instruction of a kernel for a GPU.
-
-    Raises:
-        NotNative: the numpy machine must execute it.
-    """
+    """Encode an instruction of a kernel for a GPU."""
     e = Encoding(instruction, layout)
     name = instruction.name
     if name in TABLE:

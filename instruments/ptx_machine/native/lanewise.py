@@ -19,11 +19,7 @@ WHOLE = {**ORDERED, "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
 def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit a lanewise instruction on its operands x, each of its type.
-
-    Raises:
-        NotNative: the numpy machine must execute it.
-    """
+    """Emit a lanewise instruction on its operands x, each of its type."""
     name, types = instruction.name, instruction.types
     if name == "cvt":
         return convert(b, instruction, x)
@@ -49,11 +45,7 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit an instruction on FP32.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit an instruction on FP32."""
     name, words = instruction.name, instruction.words
     ftz = "ftz" in words
     x = [floats.flushed(b, each) if ftz else each for each in x]
@@ -64,9 +56,15 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     if name == "copysign":
         sign, size = (b.bitcast(each, lanes(I32)) for each in x)
         return b.or_(b.and_(sign, b.all(0x80000000, sign)), b.and_(size, b.all(0x7FFFFFFF, size)))
-    if name in halves.SUMS and {*words[1:]} <= {"rz", "ftz", "f32"} and "rz" in words:
-        exact = halves.SUMS[name](b, *(floats.wide(b, each) for each in x))
-        return floats.finished(b, floats.toward_zero(b, exact), ftz)
+    if "sat" in words:
+        plain = fp32(b, replace(instruction, words=tuple(word for word in words if word != "sat")), x)
+        return b.bitcast(floats.saturated(b, b.bitcast(plain, lanes(FLOAT))), lanes(I32))
+    mode, exactly = {*words[1:]} - {"ftz", "f32"}, (floats.WIDE | halves.SUMS).get(name)
+    if exactly and mode in ({"rz"}, {"rm"}, {"rp"}):
+        exact = exactly(b, *(terms := [floats.wide(b, each) for each in x]))
+        if mode == {"rm"} and name in halves.SUMS and name != "mul":
+            exact = halves.downward(b, name, exact, terms)
+        return floats.finished(b, floats.directed(b, exact, *mode), ftz)
     if name == "div_add":
         a, d, c = (floats.wide(b, each) for each in x)
         return floats.finished(b, floats.narrow(b, halves.SUMS["add"](b, b.fdiv(a, d), c)), ftz)
@@ -78,11 +76,7 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def two(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit an instruction on pairs of FP32.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit an instruction on pairs of FP32."""
     single = replace(instruction, words=tuple("f32" if word == "f32x2" else word for word in instruction.words))
 
     def half(shift):
@@ -96,11 +90,7 @@ def two(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit an instruction on whole numbers.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit an instruction on whole numbers."""
     name, words, kind = instruction.name, instruction.words, instruction.types[0]
     signed, bits = kind[0] == "s", BITS[kind]
     simple = {"add": b.add, "sub": b.sub, "and": b.and_, "or": b.or_, "xor": b.xor}
@@ -144,11 +134,7 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def product(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit mul or mad of whole numbers.
-
-    Raises:
-        NotNative: it is hi or wide of 64 bits.
-    """
+    """Emit mul or mad of whole numbers."""
     words, kind = instruction.words, instruction.types[0]
     signed, bits = kind[0] == "s", BITS[kind]
     if "lo" in words:
@@ -187,11 +173,7 @@ def shifted(b: Builder, x: ir.Value, n: ir.Value, bits: int, left: bool, signed:
 
 
 def compared(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit the comparison of setp, without the predicate that it is combined with.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit the comparison of setp, without the predicate that it is combined with."""
     word, kind = instruction.words[1], instruction.types[0]
     if kind == "f32":
         x = [floats.flushed(b, each) if "ftz" in instruction.words else each for each in x[:2]]
@@ -208,11 +190,7 @@ def compared(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Valu
 
 
 def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """Emit cvt.
-
-    Raises:
-        NotNative: it is not compiled.
-    """
+    """Emit cvt."""
     words, (gives, *kinds) = instruction.words, instruction.types
     kind = kinds[0]
     plain = {*words[1:]} <= {"rn", gives, kind}
@@ -222,6 +200,8 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
     if (gives, kind) == ("f32", "f32") and modes and {*words[1:]} <= {*modes, "ftz", "f32"}:
         ftz = "ftz" in words
         return floats.finished(b, b.intrinsic(NEAREST[modes[0]], [floats.flushed(b, x[0]) if ftz else x[0]]), ftz)
+    if words[1:] in (("sat", "f32", "f32"), ("sat", "ftz", "f32", "f32"), ("ftz", "sat", "f32", "f32")):
+        return floats.finished(b, floats.saturated(b, x[0]), "ftz" in words)
     if gives in ("bf16x2", "f16x2") and {*words[1:]} <= {"rn", gives, "f32"}:
         if gives == "bf16x2":
             high, low = (floats.to_bf16(b, b.bitcast(each, lanes(I32))) for each in x)

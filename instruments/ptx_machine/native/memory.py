@@ -44,11 +44,7 @@ class Window(NamedTuple):
 
 def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> Window:
     """Emit the window of a space, where all accesses are inside it and aligned; else leave the instruction to the numpy
-    machine. Generic accesses must all lie in shared memory, or all in one tensor.
-
-    Raises:
-        NotNative: the space is another one.
-    """
+    machine. Generic accesses must all lie in shared memory, or all in one tensor."""
     b = e.b
     low = b.intrinsic("vector.reduce.umin", [b.select(mask, at, b.all(NONE, at))], I64)
     high = b.intrinsic("vector.reduce.umax", [b.select(mask, at, b.all(0, at))], I64)
@@ -91,11 +87,7 @@ def _generic(e: Emitter, low: ir.Value, end: ir.Value) -> Window:
 
 def accesses(e: Emitter, space: str, slot: int, register: str, size: int, local: int) -> tuple[ir.Value, Window]:
     """Emit the addresses of a load or store, and their window. slot: of the address; local: of the bytes of local
-    memory of a lane.
-
-    Raises:
-        NotNative: the space is another one.
-    """
+    memory of a lane."""
     b, at = e.b, addresses(e, slot, register)
     if space != "local":
         return at, window(e, space, at, size, e.mask)
@@ -190,11 +182,7 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
     """Emit ld. Its slots are of the results, then of the address, a register of type `of`, of its offset, and of the
     bytes of local memory.
 
-    A wider register is filled with zeros, or with the sign of a type that has one.
-
-    Raises:
-        NotNative: the space is constant, or a register is narrower than the type.
-    """
+    A wider register is filled with zeros, or with the sign of a type that has one."""
     if any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
@@ -302,11 +290,7 @@ def mark(e: Emitter, flags: ir.Value, at: ir.Value, place: ir.Value, size: int) 
 
 def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> None:
     """Emit st. Its slots are of the address, a register of type `to`, of its offset, of the values, the lower bits of a
-    wider register, and of the bytes of local memory.
-
-    Raises:
-        NotNative: the space is constant, or a register is narrower than the type.
-    """
+    wider register, and of the bytes of local memory."""
     if any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)

@@ -17,11 +17,7 @@ FARTHEST = 512.0  # beyond which every operand gives 0 or infinity
 
 
 def function(instruction: Instruction) -> Callable[..., ir.Value]:
-    """Return the function of a Builder and FP32 operands that emits an approximate instruction.
-
-    Raises:
-        NotNative: it is another one.
-    """
+    """Return the function of a Builder and FP32 operands that emits an approximate instruction."""
     ftz, full = "ftz" in instruction.words, "full" in instruction.words
     known = {"ex2": partial(ex2, ftz=ftz), "rcp": partial(rcp, ftz=ftz), "div": partial(divided, ftz=ftz, full=full)}
     if instruction.name not in known:

@@ -34,6 +34,14 @@ void launch_half(const float* x, float* room, float* y, int n, float least) {
   first_half<<<1, n>>>(x, room, n);
   at_least<<<1, n>>>(room, y, least);
 }
+cudaError_t launch_with(const float* x, float* y, int n, int blocks, int attribute) {
+  void* arguments[] = {&x, &y, &n};
+  if (attribute < 0) return cudaLaunchCooperativeKernel((void*)scaled, blocks, 64, arguments, 0, 0);
+  cudaLaunchAttribute one = {};
+  one.id = cudaLaunchAttributeID(attribute), one.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t config = {dim3(blocks), dim3(64), 0, 0, &one, 1};
+  return cudaLaunchKernelEx(&config, scaled, x, y, n);
+}
 cudaError_t allow_shared(int bytes) {
   return cudaFuncSetAttribute(in_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }

@@ -15,6 +15,7 @@ void launch_behind(const float* x, float* y, int n);
 void launch_in_shared(const float* x, float* y, int threads, int bytes);
 void launch_half(const float* x, float* room, float* y, int n, float least);
 cudaError_t allow_shared(int bytes);
+cudaError_t launch_with(const float* x, float* y, int n, int blocks, int attribute);
 cudaError_t attributes(cudaFuncAttributes* of);
 int blocks_at_once(int threads);
 
@@ -32,9 +33,17 @@ float calls() {
   launch_calls(y.data_ptr<float>());
   return y.cpu().item<float>();
 }
-torch::Tensor behind(torch::Tensor x) {
+torch::Tensor behind(torch::Tensor x, int then) {
   auto y = torch::empty_like(x);
   launch_behind(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+  if (then == 1) exit(1);
+  if (then == 2) abort();
+  return y;
+}
+torch::Tensor launched_with(torch::Tensor x, int blocks, int attribute) {
+  auto y = torch::zeros_like(x);
+  C10_CUDA_CHECK(set_factor(1));
+  C10_CUDA_CHECK(launch_with(x.data_ptr<float>(), y.data_ptr<float>(), x.numel(), blocks, attribute));
   return y;
 }
 torch::Tensor untouched(torch::Tensor x) { return torch::empty_like(x); }
@@ -81,6 +90,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("scaled", &scaled);
   module.def("calls", &calls);
   module.def("behind", &behind);
+  module.def("launched_with", &launched_with);
   module.def("untouched", &untouched);
   module.def("half_written", &half_written);
   module.def("in_shared", &in_shared);

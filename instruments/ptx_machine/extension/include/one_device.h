@@ -10,6 +10,7 @@
 #define C10_CUDA_CHECK(expression)                                                          \
   do {                                                                                      \
     const cudaError_t error_of_cuda = (expression);                                         \
+    if (error_of_cuda != cudaSuccess) (void)cudaGetLastError();                             \
     TORCH_CHECK(error_of_cuda == cudaSuccess, "CUDA error: ", cudaGetErrorString(error_of_cuda)); \
   } while (0)
 #define C10_CUDA_KERNEL_LAUNCH_CHECK() C10_CUDA_CHECK(cudaGetLastError())
