@@ -1,7 +1,7 @@
 """mov, ld, st, cp.async, ldmatrix and their like: values from registers and memory to others. The text: PTX ISA, "Data
 Movement and Conversion Instructions".
 
-A copy by cp.async is done at once: a kernel that waits for it, as it must, sees no difference.
+A copy by cp.async is done at once: a kernel that waits for it, as it must, sees no difference. Races knows if it waits.
 """
 
 import numpy as np
@@ -135,7 +135,8 @@ def store(instruction: Instruction, names: Addresses) -> Step:
     return step
 
 
-WAITS = ("commit_group", "wait_group", "wait_all")  # of cp.async: the copies are done already
+
+WAITS = ("commit_group", "wait_group", "wait_all")  # of cp.async
 
 
 def bytes_read(instruction: Instruction) -> Operand:
@@ -155,7 +156,7 @@ def copy(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of cp.async, from global to shared memory; zeros follow where it reads less than it writes."""
     words, operands = instruction.words, instruction.operands
     if words[2] in WAITS:
-        return lambda warp, mask: None
+        return _wait(words[2], whole(operands[0], instruction) if words[2] == "wait_group" else None)
     if words[2] not in ("ca", "cg"):
         raise refuse(instruction, "of cp.async only copies of a thread are modelled, not bulk ones")
     to, of = (address(operand, instruction, names) for operand in operands[:2])
@@ -172,7 +173,19 @@ def copy(instruction: Instruction, names: Addresses) -> Step:
                 values[lanes] = memory.load("global", of(warp), size, lanes, warp.local)[lanes]
             elif length:
                 _load_bytes(warp, of(warp), int(length), lanes, values)
+        if (races := memory.shared.races) is not None:
+            races.copying = True
         memory.store("shared", into_shared(to(warp)), values, mask, warp.local)
+        if races is not None:
+            races.copying = False
+
+    return step
+
+
+def _wait(word: str, left: int | None) -> Step:
+    def step(warp, mask):
+        if (races := warp.block.memory.shared.races) is not None:
+            races.closes(mask) if word == "commit_group" else races.waits(mask, left)
 
     return step
 

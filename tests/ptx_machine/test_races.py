@@ -59,6 +59,18 @@ def test_atomic_operations_do_not_race_and_hand_on_what_was_written():
     assert sorted(run(count)) == [*range(64)]
 
 
+def test_what_cp_async_brings_is_read_after_a_wait_and_a_barrier():
+    copy = f"{END.replace('%r7', '%r1')} cp.async.ca.shared.global [%r4], [%d6], 4; cp.async.commit_group;"
+    swapped = [i ^ 32 for i in range(64)]
+    for wait in ("cp.async.wait_group 0;", "cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 1;"):
+        assert run(copy, wait, MEET, READ) == swapped
+    for wait in ("", "cp.async.wait_group 1;"):
+        with pytest.raises(Fault, match="reads what a cp.async of warp 1 brings, shared .* has not waited for it"):
+            run(copy, wait, MEET, READ)
+    with pytest.raises(Fault, match="a race: warp 0 reads what a cp.async of warp 1 brings"):  # which waits too late
+        run(copy, MEET, "cp.async.wait_group 0;", READ)
+
+
 def test_nothing_is_looked_for_unless_asked():
     run(WRITE, READ.replace("%r6", "%r3"), races=False)
 
