@@ -96,4 +96,4 @@ def readable(name: str) -> str:
         name = subprocess.run(["c++filt", "-p", name], capture_output=True, text=True, check=True).stdout.strip()
         while (shorter := re.sub(r"(<[^<>]*)<[^<>]*>", r"\1", name)) != name:
             name = shorter
-    return name.removeprefix("void ")[:LONGEST]
+    return re.sub(r"_GLOBAL__N__\w+::", "", name.removeprefix("void "))[:LONGEST]  # of no namespace with a name

@@ -135,7 +135,6 @@ def store(instruction: Instruction, names: Addresses) -> Step:
     return step
 
 
-
 WAITS = ("commit_group", "wait_group", "wait_all")  # of cp.async
 
 

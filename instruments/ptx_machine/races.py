@@ -1,5 +1,5 @@
-"""Races in shared memory: two accesses of a byte by different warps, one of them a write, that no barrier puts in order;
-and reads of what cp.async brings before its thread has waited for it.
+"""Races in shared memory: two accesses of a byte by different warps, one of them a write, that no barrier puts in
+order; and reads of what cp.async brings before its thread has waited for it.
 
 They are found by vector clocks: each warp has a clock, and learns the others' clocks at barriers. An access is in order
 with an earlier one if its warp has learnt the other warp's clock of that time. A copy counts as written at its wait.
@@ -72,8 +72,8 @@ class Races:
         self.groups[self.now, lanes] += 1
 
     def waits(self, lanes: Lanes, left: int | None) -> None:
-        """Let the lanes wait for their copies, but for those of the last `left` groups that they have closed, and of the
-        open one; None: for all."""
+        """Let the lanes wait for their copies, but for those of the last `left` groups that they have closed, and of
+        the open one; None: for all."""
         at = np.flatnonzero((self.group != ARRIVED) & (self.writer == self.now))
         at = at[lanes[self.lane[at]]]
         if left is not None:

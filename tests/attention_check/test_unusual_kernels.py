@@ -31,6 +31,7 @@ from examples import my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, Case, baseline_for, exact, rule_rows
+from ptx_machine.memory import Fault
 
 pytestmark = pytest.mark.slow
 
@@ -299,6 +300,13 @@ def multiples_of_128(q, k, v, causal=False, scale=None):
     return attention(q, k, v, causal, scale)
 
 
+def one_head_of_k_each(q, k, v, causal=False, scale=None):
+    """On a GPU: it does not look how many heads K has."""
+    if k.shape[1] != q.shape[1]:
+        raise Fault("16 bytes at 0x10 are outside of argument 1, 0 bytes behind its end")
+    return attention(q, k, v, causal, scale)
+
+
 def only_256(q, k, v):
     if q.shape[-2] != 256 or k.shape[-2] != 256:
         raise ValueError("lengths must be 256")
@@ -326,6 +334,8 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (raises_at(512, KeyError(512)), {}, False, "problem", dict(n=512), "at N = 512.*KeyError: 512"),
     (window_of_one_number, {}, True, "raises", dict(asked=["window"]),
      "Not judged, since it raises an error that is no refusal: a window.*the first raises TypeError"),
+    (one_head_of_k_each, {}, True, "outside", dict(asked=["v_dim_512", "gqa"]),
+     "not judged: .*GQA 4 to 2; the first fails: 16 bytes"),
     (causal_by_default, {}, True, "causal_by_default", {}, ""),
     (half_of_the_softcaps_derivative, {}, False, "answer", dict(asked="gradients_softcap"), ""),
     (multiples_of_128, ODD, True, "coverage", dict(settings=8, settings_of=24, shapes=2, shapes_of=4),
