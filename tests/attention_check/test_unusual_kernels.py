@@ -334,7 +334,7 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (raises_at(512, KeyError(512)), {}, False, "problem", dict(n=512), "at N = 512.*KeyError: 512"),
     (window_of_one_number, {}, True, "raises", dict(asked=["window"]),
      "Not judged, since it raises an error that is no refusal: a window.*the first raises TypeError"),
-    (one_head_of_k_each, {}, True, "outside", dict(asked=["v_dim_512", "gqa"]),
+    (one_head_of_k_each, dict(shapes=("256", "GQA 384")), True, "outside", dict(asked=["v_dim_512", "gqa"]),
      "not judged: .*GQA 4 to 2; the first fails: 16 bytes"),
     (causal_by_default, {}, True, "causal_by_default", {}, ""),
     (half_of_the_softcaps_derivative, {}, False, "answer", dict(asked="gradients_softcap"), ""),

@@ -9,7 +9,7 @@ import pandas as pd
 
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, crashed, kernel_fn
+from attention_check.measure.capability import ALL_CAPABILITIES, PAST_THE_END, Capabilities, crashed, kernel_fn
 from attention_check.measure.carry import carried, carry
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.closeness import bounded_inputs, bounds, tolerance_of
@@ -112,7 +112,8 @@ def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
         shape: {*call.options, *(["gqa"] if call.heads != call.kv_heads else [])} <= answered
         for shape, call in calls.items()
     })  # fmt: skip
-    return table.assign(outcome=table.outcome.mask(takes & table.problem.map(crashed), Outcome.MALFORMED))
+    outcome = table.outcome.mask(takes & table.problem.map(crashed), Outcome.MALFORMED)
+    return table.assign(outcome=outcome.mask(~takes & table.problem.str.contains(PAST_THE_END), Outcome.REFUSED))
 
 
 def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
