@@ -48,6 +48,7 @@ KINDS = (
     inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
     inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD,
 )  # fmt: skip
+FAULT = "Fault: "  # the last words of an extension that ends its process for an error of the PTX machine's
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors
 MOST_NOTES = 20  # that are said
@@ -530,7 +531,8 @@ class IsolatedKernel:
 
     def _ended(self, ended, at, on_import=False, late=False):
         """Note what ended the process, and whether late, and the KernelError that says so."""
-        self._act(ended.what, ended.detail, on_import, ended.number, at)
+        if FAULT not in f"{ended}":  # else that is the finding, and the end follows from it
+            self._act(ended.what, ended.detail, on_import, ended.number, at)
         self._count()
         self.process, self.endings = None, self.endings + 1
         self.late_endings += late or ended.what == "hangs"

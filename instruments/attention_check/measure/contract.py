@@ -169,7 +169,7 @@ class _Asker:
             if off > limit:
                 call_seen = CapturedCall(q, k, v, answer.output, options)
                 outcome, note = _compared(call_seen, limit, any(row["note"] == "top_left" for row in self.rows))
-        elif outcome == Outcome.MALFORMED and asked in UNEQUAL and PAST_THE_END in answer.problem:
+        elif asked in UNEQUAL and PAST_THE_END in answer.problem:
             outcome, note = Outcome.REFUSED, OUTSIDE
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
