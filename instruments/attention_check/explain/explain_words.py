@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
 from attention_check.conventions.tile_weights import Rule
-from attention_check.explain.arithmetic import SMOOTH
+from attention_check.explain.arithmetic import ALL_OF_IT, SMOOTH
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, runs
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
@@ -338,7 +338,8 @@ def _bound(found):
 
 def _computation(found: Cause) -> str:
     text = subject(vars(found) | dict(fmt=FORMATS.get(found.fmt, found.fmt)))
-    return f"{text} ({found.share:.0%} of the squared error)"
+    rest = "; the rest is of another order of sums, or of something else" if found.share < ALL_OF_IT else ""
+    return f"{text} ({found.share:.0%} of the squared error{rest})"
 
 
 def _where(where: WrongRegions) -> str:
