@@ -7,6 +7,7 @@ from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
 from attention_check.conventions.tile_weights import Rule
 from attention_check.explain.arithmetic import ALL_OF_IT, SMOOTH
+from attention_check.explain.dropout import LEAST_DROPOUT
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, runs
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
@@ -175,11 +176,13 @@ def _other(each, found):
 
 
 def _rounding(found, name):
-    exact = f"as exact as {found.fmt} allows"
     if found.times_bound is not None and found.times_bound > 1:
-        exact = f"as exact as plain attention that rounds S and P to {found.fmt}; fused kernels are more exact"
-    yield f"{name} is attention of q, k and v, {exact}.{' Nothing to fix.' * found.is_rounding}"
-    yield from _bound(found)
+        yield f"{name} is attention of q, k and v, as near as plain attention that rounds S and P to {found.fmt}."
+        yield from _bound(found)
+        yield "Of plain attention nothing is to fix; of a kernel that keeps S and P in FP32 it would be too much."
+    else:
+        yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{' Nothing to fix.' * found.is_rounding}"
+        yield from _bound(found)
 
 
 def _convention(found, name):
@@ -300,7 +303,7 @@ def _tiles(found):
 def _noise(found):
     if found.noise is not None:
         yield "Its error is like noise, in the scores or in the output: without bias, and alike in every head."
-    if found.noise and found.noise >= 0.005:
+    if found.noise and found.noise >= LEAST_DROPOUT:
         tells = "o of a call with at most half as many keys as v has features tells them apart"
         yield f"Dropout of {found.noise:.0%} of the weights may make it too: {tells}."
 

@@ -19,7 +19,7 @@ from attention_check.conventions.search import NEAR, PART, UNITS, Fit, is_flat, 
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, scan
-from attention_check.explain.dropout import dropped, noise
+from attention_check.explain.dropout import LEAST_DROPOUT, dropped, noise
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
 from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
@@ -170,7 +170,9 @@ def _coarser(call: CapturedCall, numbers: Distance, believed: float) -> Explanat
     if all(change in BY_CHOICE for change in best.changes().items()):
         near = max(near, min(NEAR, MUCH * believed))
     alike = numbers.is_even and numbers.residual <= near
-    alike = alike and (bool(best.changes()) or (numbers.times_bound or 0.0) <= BOUNDS)
+    if alike and not best.changes() and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
+        share = noise(numbers.rows)  # other function's, but for a dropout of more weights than nobody drops
+        alike = share is not None and share < LEAST_DROPOUT
     if not (found or alike and not wrong_tiles(call, best)):
         return None
     verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
