@@ -18,13 +18,14 @@ from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import NEAR, PART, UNITS, Fit, is_flat, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
-from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, scan
+from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, parts, scan
 from attention_check.explain.dropout import LEAST_DROPOUT, dropped, noise
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
 from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
 from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import FP16, Format
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
 OF_ALL = {"sources", "heads", "alibi"}  # aspects that count entries or heads: those of a part are others
@@ -119,13 +120,16 @@ def _diagnose(
         return explained(outcome or Distance.of(call, best), constant=value)
     if right := _right(call, holds, believed):
         return right
+    other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(call.o.dtype)
+    if outcome and other and not is_part and Distance.of(replace(call, o=call.o.view(other)), Dialect()).is_rounding:
+        return explained(outcome, bits=Format.of(other).name)
     if outcome and (spans := last_keys(call)):
         return explained(outcome, spans=spans)
     numbers = outcome if outcome and (is_part or best == Dialect()) else Distance.of(call, best)
     found = None
     if not is_part:
         if numbers.nan_rows or numbers.hidden_nan:
-            return _not_finite(scan(call, (outcome or numbers).rows), outcome or numbers, believed)
+            return _not_finite(call, scan(call, (outcome or numbers).rows), outcome or numbers, believed)
         if coarser := _coarser(call, numbers, believed):
             return coarser
         found = scan(call, outcome.rows) if outcome else None
@@ -288,7 +292,7 @@ def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Expla
             continue
         if numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
-                return _not_finite(scan(call, numbers.rows), numbers, believed)
+                return _not_finite(call, scan(call, numbers.rows), numbers, believed)
             verdict, changes = _of_conventions(dialect), dialect.changes()
             mask = call.options.get("mask")
             of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not call.options.get("causal")
@@ -302,7 +306,7 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
     """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
     found = scan(call, numbers.rows)
     if found.nan_rows or found.hidden_nan:
-        return _not_finite(found, numbers, believed)
+        return _not_finite(call, found, numbers, believed)
     wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
         if (
@@ -315,11 +319,15 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 
 
-def _not_finite(found: Scan, numbers: Distance, believed: float) -> Explanation:
+def _not_finite(call: CapturedCall, found: Scan, numbers: Distance, believed: float) -> Explanation:
     """An output that is not finite where it should be, or the other way; and where."""
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    counts = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    over = [((each.products > FP16.max) & (each.bias > -math.inf)).any(-1).flatten()
+            for each in parts(call, numbers.rows, found.places)]  # fmt: skip
+    over, bad = torch.cat(over), wrong[..., 0].flatten()
+    counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    counts["overflow"] = int((over & bad).sum()), int((over & ~bad).sum())
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, **counts)
 
 
