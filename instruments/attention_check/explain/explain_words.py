@@ -214,6 +214,7 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
     "spans": "{name} is {what}, but of other keys: {spans}.\n"
     "So it is right to rounding; as you describe the call it is off by {found.believed:.2g} of its size.",
     "page": "{name} is {what}, but in place of {page[0]} it reads {page[1]}: a wrong page.\nIt is wrong in {where}.",
+    "moved": "{name} is {what}, but {moved}. With them all that was looked at is right to rounding.",
     "inside": "{name} is {what}, but wrong in {where}.",
     "tiles": "{name} is {what}, but {rule}.",
     "where": "{name} is {what}, but wrong in {where}.\n"
@@ -229,6 +230,8 @@ def _bug(found, name):
         said = BUGS[kind].format(
             found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
             rule=tiles and TILES[tiles.rule].format(size=tiles.size),
+            moved="; ".join(f"keys {a.first} to {a.first + a.size - 1} have the values of keys {a.of_first} to "
+                            f"{a.of_first + a.size - 1}" for a in found.moved),
             nan="1 row is" if count == 1 else f"{count:,} rows are",
             page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
             they=f"\nThey are in {_where(where)}." if where and where.is_known else "",

@@ -13,7 +13,7 @@ from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
-from attention_check.conventions.other_keys import foreign_page, last_keys
+from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import NEAR, PART, UNITS, Fit, is_flat, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
@@ -140,6 +140,8 @@ def _diagnose(
             tiles, rows, wrong = solved
             where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
             return explained(Distance.of(call, dialect), tiles=tiles, where=where)
+        if outcome and not dialect.changes() and (moved := moved_values(call)):
+            return explained(outcome, moved=moved)
         if share := dropped(call.rows(dialect)):
             return explained(Distance.of(call, dialect), dropout=share)
     if is_part:
@@ -215,6 +217,7 @@ def _apart(
             return explained(page=page)
     else:
         heads = wrong[entry].any(-1).nonzero().flatten()
+    if where and where.rows:
         rows = rows[wrong[entry].any(0)]
     first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
     for of in (heads, first) if len(first) < len(heads) else (heads,):
@@ -223,7 +226,7 @@ def _apart(
         inner = _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
         if inner is None or inner.dialect.keys() & OF_ALL or inner.tiles and not of_heads:
             continue
-        if inner.spans or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
+        if inner.spans or inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
             return explained(inside=(entry, tuple(of.tolist()), inner))
     return None
 

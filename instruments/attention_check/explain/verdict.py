@@ -17,6 +17,8 @@ from attention_check.measure.mistakes import Cause
 MOST = 4  # ranges that are listed; more are no pattern
 IN, OUT = 0.5, 0.05  # of the values: so many are wrong in the one part, and at most so many in the other
 
+DENSE = 0.8  # of one range of rows, at least, that are wrong; and of all rows, at most, that are in it
+
 
 @dataclass(frozen=True)
 class WrongRegions:
@@ -71,8 +73,8 @@ def _ranges(wrong, axis, at):
         return ()
     found = runs(bad.nonzero().flatten().tolist())
     first, last = share.nonzero().flatten()[[0, -1]].tolist()
-    one = len(found) > MOST and (share[first : last + 1] > 0).double().mean() > 1 - IN and last + 1 - first < len(share)
-    if one:  # range, in which some are right, and none outside
+    dense = wrong.any(-1, keepdim=True).double().mean(others)[first : last + 1].mean() > DENSE if axis < 3 else False
+    if len(found) > MOST and dense and last - first < DENSE * len(share):  # one range, with a few right ones in it
         found = [(first, last)]
     elif share[~bad].mean() > OUT * largest:
         return ()
@@ -142,6 +144,7 @@ class Explanation:
         tiles: the weights of tiles of keys, where these alone are wrong; else None.
         spans: rows that see keys up to another one than believed, where this alone is wrong. page: keys in whose place
             others were read. inside: entry and heads of a wrong part, and what it is by itself.
+        moved: keys that have the values of others.
         zero: "rows": the rows in `where` are 0, the others are as `dialect` says; "padding": rows whose own keys a mask
             hides are 0. lost: the scales of 8 bits whose inverse a number of the dialect is.
         swapped: k_scale and v_scale are each in the other's place. bits: the format of the output's bits, where they
@@ -169,6 +172,7 @@ class Explanation:
     tiles: WrongTiles | None = None
     spans: tuple[Span, ...] = ()
     page: Page | None = None
+    moved: tuple[Page, ...] = ()
     inside: "tuple[int, tuple[int, ...], Explanation] | None" = None
     zero: str = ""
     lost: tuple[str, ...] = ()
