@@ -22,7 +22,7 @@ from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, truncated
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
-OPERANDS = "quantized_"  # keys of mistakes.ROUNDINGS: with these alone no order of sums matters, and all of it is due
+OPERANDS = "quantized_"  # keys of mistakes.ROUNDINGS: with casts of these no order of sums matters: all of it is due
 COARSER = (FP32, TF32, BF16, FP16)
 ALL_OF_IT = 0.95  # of the squared error: with so much, no other computation is tried
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
@@ -84,7 +84,8 @@ class Worst:
         for key, fmt, tiles, o in computed:
             share, factor = explained_share(self.o, self.golden, o), self.bias if key == "bias" else 1.0
             found.append(Cause(key, share >= EXPLAINED, share - FITTED * (factor != 1), fmt, tiles, factor))
-        return [each for each in found if each.share >= (ALL_OF_IT if each.key.startswith(OPERANDS) else PARTLY)]
+        is_cast = [each.key.startswith(OPERANDS) and each.fmt not in FLOATS for each in found]
+        return [each for each, strict in zip(found, is_cast) if each.share >= (ALL_OF_IT if strict else PARTLY)]
 
     @property
     def bias(self) -> float:

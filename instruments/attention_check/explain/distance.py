@@ -84,7 +84,12 @@ class Distance:
         if self.times_bound is None:
             return self.residual <= UNITS * self.fmt.unit_roundoff
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
-        by_rule = by_rule and not self.strict and self.of_rows <= ALLOWED["o"] and self.of_terms <= UNITS * self.fmt.unit_roundoff
+        by_rule = (
+            by_rule
+            and not self.strict
+            and self.of_rows <= ALLOWED["o"]
+            and self.of_terms <= UNITS * self.fmt.unit_roundoff
+        )
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
     @property
@@ -108,7 +113,8 @@ class Distance:
         fields: dict[str, Any] = {name: getattr(self, name) for name in ("nan_rows", "hidden_nan", "blind_rows")} | more
         return Explanation(
             verdict, self.rows.dialect.changes(), self.fmt.name, self.times_bound, self.times_rule, self.residual,
-            self.residual if believed is None else believed, rows=(looked_at, self.count), **fields,
+            self.residual if believed is None else believed, rows=(looked_at, self.count), scale=self.rows.scale,
+            **fields,
         )  # fmt: skip
 
 

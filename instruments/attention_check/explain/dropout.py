@@ -68,7 +68,8 @@ def noise(rows: Rows) -> float | None:
     error = o - golden
     due = (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
     odds = error.square().sum((0, 2, 3)) / due.clamp(min=TINY)
-    along = ((error * golden).sum() / (error.norm().minimum(golden.norm()) * golden.norm()).clamp(min=TINY)).abs().item()
+    size = error.norm().minimum(golden.norm()) * golden.norm()
+    along = ((error * golden).sum() / size.clamp(min=TINY)).abs().item()
     mean = odds.mean().item()
     if not (odds - mean).abs().max() <= ALIKE * mean or mean >= MOST_ODDS or along > ALONG:
         return None

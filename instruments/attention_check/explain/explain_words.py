@@ -181,7 +181,8 @@ def _rounding(found, name):
         yield from _bound(found)
         yield "Of plain attention nothing is to fix; of a kernel that keeps S and P in FP32 it would be too much."
     else:
-        yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{' Nothing to fix.' * found.is_rounding}"
+        fix = " Nothing to fix." * found.is_rounding
+        yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{fix}"
         yield from _bound(found)
 
 
@@ -255,14 +256,14 @@ def _bug(found, name):
 
 def _overflow(found):
     over, others = found.overflow
-    if over == found.nan_rows:
-        alone = "" if others else ", and in no other"
-        yield f"In each of them{alone}, q kᵀ before the scale is beyond 65,504, FP16's largest: an overflow."
+    if over == found.nan_rows and not others:
+        yield "In each of them, and in no other, q kᵀ before the scale is beyond 65,504, FP16's largest: an overflow."
     elif over:
-        yield f"In {over:,} of them q kᵀ before the scale is beyond 65,504, FP16's largest: there FP16 overflows."
+        beside = f", and in {others:,} others" if others else ""
+        yield f"In {over:,} of them{beside}, q kᵀ before the scale is beyond 65,504: in FP16 it would overflow."
     else:
-        yield "In none of them q kᵀ is beyond 65,504, FP16's largest. Where a whole block of keys is hidden, exp(-inf + inf) "\
-            "makes NaN."
+        yield "In none of them q kᵀ is beyond 65,504, FP16's largest."
+        yield "Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
 
 
 def _inside(found):
@@ -279,6 +280,8 @@ def _everywhere(found, name):
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}."
         yield from (*_lost(found), *_believed(found), *_bound(found))
+        if isinstance(found.dialect.get("scale"), float) and "factor" not in found.dialect:
+            yield f"If you mean this scale, pass --scale {found.scale:.4g}."
         if found.arithmetic:
             yield f"What has its error: {_computation(found.arithmetic)}."
         hides = found.dialect == dict(causal="bottom_right")

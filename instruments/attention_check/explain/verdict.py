@@ -152,7 +152,7 @@ class Explanation:
         overflow: of the rows that are not finite, and of the others, those with a score beyond FP16's largest.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
-        rows: how many were looked at, of how many.
+        rows: how many were looked at, of how many. scale: of the scores, in the dialect.
         tried: the nearest dialects, and the residual of some rows in each; () where the believed one is right.
         others: the log-sum-exp and the gradients, where they came. not_judged: why some of them were not looked at; "".
     """
@@ -185,6 +185,7 @@ class Explanation:
     blind_rows: str = ""
     short: int = 0
     rows: tuple[int, int] = (0, 0)
+    scale: float = 1.0
     tried: tuple[tuple[dict[str, Any], float], ...] = ()
     others: tuple[OtherOutput, ...] = ()
     not_judged: str = ""
