@@ -120,7 +120,8 @@ def test_values_of_other_keys_bits_of_another_format_and_an_overflow_are_named()
     found = f"{explain(q, k, v, kernels.as_shipped(q, k, v[:, :, order]))}"
     assert "keys 48 to 63 have the values of keys 80 to 95; keys 80 to 95 have the values of keys 48 to 63" in found
     right = kernels.as_shipped(q, k, v)
-    assert "its bits are those of FP16" in f"{explain(*(x.bfloat16() for x in (q, k, v)), right.view(torch.bfloat16))}"
+    as_bf16 = right.view(torch.bfloat16)
+    assert "its bits are those of FP16" in f"{explain(q.bfloat16(), k.bfloat16(), v.bfloat16(), as_bf16)}"
     late = right.clone().flatten(0, 2)
     late[200:] = k.flatten(0, 2)[200:]
     assert "all rows from head 1, row 40 on" in f"{explain(q, k, v, late.view_as(right))}"

@@ -84,12 +84,8 @@ class Distance:
         if self.times_bound is None:
             return self.residual <= UNITS * self.fmt.unit_roundoff
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
-        by_rule = (
-            by_rule
-            and not self.strict
-            and self.of_rows <= ALLOWED["o"]
-            and self.of_terms <= UNITS * self.fmt.unit_roundoff
-        )
+        by_rule = by_rule and not self.strict and self.of_rows <= ALLOWED["o"]
+        by_rule = by_rule and self.of_terms <= UNITS * self.fmt.unit_roundoff
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
     @property

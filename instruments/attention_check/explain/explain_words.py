@@ -181,9 +181,8 @@ def _rounding(found, name):
         yield from _bound(found)
         yield "Of plain attention nothing is to fix; of a kernel that keeps S and P in FP32 it would be too much."
     else:
-        fix = " Nothing to fix." * found.is_rounding
-        yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{fix}"
-        yield from _bound(found)
+        exact = f"as exact as {found.fmt} allows.{' Nothing to fix.' * found.is_rounding}"
+        yield from (f"{name} is attention of q, k and v, {exact}", *_bound(found))
 
 
 def _convention(found, name):
@@ -262,8 +261,7 @@ def _overflow(found):
         beside = f", and in {others:,} others" if others else ""
         yield f"In {over:,} of them{beside}, q kᵀ before the scale is beyond 65,504: in FP16 it would overflow."
     else:
-        yield "In none of them q kᵀ is beyond 65,504, FP16's largest."
-        yield "Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
+        yield "In none of them q kᵀ is beyond 65,504. Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
 
 
 def _inside(found):
@@ -373,8 +371,8 @@ def _computation(found: Cause) -> str:
 def _where(where: WrongRegions) -> str:
     if where.start:
         entry, head, row = where.start
-        share = f"({where.share:.0%} of the rows)"
-        return f"all rows from {f'entry {entry}, ' * (where.of[0] > 1)}head {head}, row {row} on {share}"
+        place = f"{f'entry {entry}, ' * (where.of[0] > 1)}head {head}, row {row}"
+        return f"all rows from {place} on ({where.share:.0%} of the rows)"
     axes = ("entry", "entries", where.entries), ("head", "heads", where.heads), ("row", "rows", where.rows), (
         "feature", "features", where.features)  # fmt: skip
     single = [len(ranges) == 1 and len({*ranges[0]}) == 1 for *_, ranges in axes]
