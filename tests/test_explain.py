@@ -10,12 +10,14 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from typer.testing import CliRunner
 
 import fa_lib
+from attention_check.commands import cli_explain
 from attention_check.conventions.attention import Dialect, attend
 from attention_check.conventions.conventions import CONVENTIONS
 from attention_check.conventions.reading import CapturedCall, Unfit
 from attention_check.explain.explain_words import lines
 from attention_check.explain.explanation import explanation
 from attention_check.explain.verdict import Verdict
+from attention_check.probe.named_tensors import NAMES
 from attention_check.public_reports import drawn
 from fa_lib import kernels
 from fa_lib.commands.cli import app
@@ -276,3 +278,8 @@ def test_a_key_lost_of_many():
 def test_an_option_that_no_call_has_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         fa_lib.explain(Q, K, V, Q, **change)
+
+
+def test_help_lists_the_names_that_a_file_may_have():
+    said = cli_explain.ACCEPTED.replace(";", ",").split(", ")
+    assert said == [name for names in NAMES.values() for name in names]

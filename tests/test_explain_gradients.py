@@ -116,7 +116,7 @@ def test_gradients_in_coarser_arithmetic_and_nan():
 def test_how_often_parts_count_is_told_in_words():
     with_fewer, with_more = by_hand(slice(128))[0], by_hand(rows=slice(64, 96))[1]
     text = f"{fa_lib.explain(**RIGHT | dict(dq=with_fewer, dv=with_more), causal=True)}"
-    assert "dq is right but for how often parts count (entry" in text
+    assert "dq is right, were each part added once (entry" in text
     assert ": in rows 0 to 191 keys 128 to 191 do not count." in text
     assert ": in keys 0 to 191 rows 64 to 95 count twice." in text
     text = f"{fa_lib.explain(**RIGHT | dict(dq=in_place(DQ, (..., slice(64, None), slice(None)), 3e4)), causal=True)}"

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from attention_check.conventions.tile_weights import Rule
-from fa_lib import explain
+from attention_check.explain.verdict import Verdict
+from fa_lib import explain, kernels
+from fa_lib.numerics.formats import Format
 
 N, D = 256, 64
 
@@ -110,3 +112,34 @@ def test_scores_of_fp16_inputs_that_are_rounded_to_bf16_are_named():
     S = (q.double() @ k.double().mT / D**0.5).bfloat16().double()
     found = explain(q, k, v, (S.softmax(-1) @ v.double()).half())
     assert (found.verdict, found.arithmetic.key, found.arithmetic.fmt) == ("precision", "scores", "BF16")
+
+
+def test_values_of_other_keys_bits_of_another_format_and_an_overflow_are_named():
+    q, k, v = (torch.randn(1, 2, 160, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
+    order = torch.arange(160).unflatten(0, (-1, 16))[[0, 1, 2, 5, 4, 3, 6, 7, 8, 9]].flatten()
+    found = f"{explain(q, k, v, kernels.as_shipped(q, k, v[:, :, order]))}"
+    assert "keys 48 to 63 have the values of keys 80 to 95; keys 80 to 95 have the values of keys 48 to 63" in found
+    right = kernels.as_shipped(q, k, v)
+    as_bf16 = right.view(torch.bfloat16)
+    assert "its bits are those of FP16" in f"{explain(q.bfloat16(), k.bfloat16(), v.bfloat16(), as_bf16)}"
+    late = right.clone().flatten(0, 2)
+    late[200:] = k.flatten(0, 2)[200:]
+    assert "all rows from head 1, row 40 on" in f"{explain(q, k, v, late.view_as(right))}"
+    large = q.clone()
+    large[:, 1, :40, 0], k[..., 0] = 300.0, 300.0
+    right = kernels.as_shipped(large, k, v)
+    right[:, 1, :40] = math.nan
+    found = f"{explain(large, k, v, right)}"
+    assert "In each of them, and in no other, q kᵀ before the scale is beyond 65,504" in found
+
+
+def test_a_row_sum_that_is_off_is_no_rounding_though_each_value_is_as_near_as_plain_attentions():
+    q, k, v = (
+        torch.randn(1, 2, 128, 64, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in (5, 6, 7)
+    )
+    right = kernels.golden(q, k, v, inputs=Format.of("BF16"))
+    plain, off = kernels.baseline(q, k, v), (1.005 * right).bfloat16()
+    assert explain(q, k, v, plain).verdict == Verdict.ROUNDING
+    assert explain(q, k, v, off).verdict != Verdict.ROUNDING
+    sinks = torch.zeros(2)
+    assert explain(q, k, v, right.bfloat16(), sinks=sinks).dialect == dict(sinks="ignored")

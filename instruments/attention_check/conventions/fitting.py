@@ -132,8 +132,10 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     """
     first = fits[0]
     if first.residual <= rounding_of(call, first.dialect):
-        yield first.dialect, first.residual  # if its bound refuses it, numbers may come nearer
+        yield first.dialect, first.residual  # if its bound refuses it, others or numbers may come nearer
     near = sorted(fits, key=lambda each: each.residual)
+    nearer = [each for each in near if each.residual < min(first.residual, rounding_of(call, each.dialect))]
+    yield from ((each.dialect, each.residual) for each in sorted(nearer, key=lambda each: len(each.dialect.changes())))
     bases = [Dialect(), first.dialect, *(each.dialect for each in near[:BASES])]
     bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
     mask = call.options.get("mask")

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, changed, scores
+from attention_check.conventions.attention import Dialect, Rows, changed, scores, weights
 from attention_check.conventions.fitting import FEATURES, HELD_OUT, TINY, prefix_errors
 from attention_check.conventions.reading import HIDDEN, CapturedCall, Reader, Unfit
 from attention_check.conventions.search import rounding_of
@@ -19,6 +20,7 @@ PAGES = (256, 128, 64, 32, 16)  # keys of a page
 FEW = (1, 2, 16)  # entries, heads and rows on which pages are tried
 KEYS = 2**15  # of all entries, at most, of which pages are tried
 WRONG = 4.0  # times what is rounding: so far off is a page, or a row, that is wrong
+VALUES, TILES = (2, 3, 16), 32  # entries, heads and rows on which other values are tried; tiles, at most
 TRIES = 2**16  # pages of an entry times those of all entries, at most
 
 
@@ -119,6 +121,32 @@ def _spans(entry, at, errors, last):
         spans.append(Span(entry, int(at[row]), int(at[stop - 1]), end if block >= shifted else None, more))
         row = stop
     return spans
+
+
+def moved_values(call: CapturedCall) -> tuple[Page, ...]:
+    """Tiles of keys that have the values of other tiles of their entry and head, the same in all sampled rows, if these
+    are then right to rounding in features in which no tile was sought; () if not."""
+    rows, n_kv = call.rows(Dialect(), VALUES), call.k.shape[2]
+    P, tries = weights(rows), [size for size in PAGES if 2 <= -(-n_kv // size) <= TILES]
+    if not rows.counted.all() or not rows.v.isfinite().all():
+        return ()
+    size_of, allowed = rows.o[..., 1::2].norm(), HELD_OUT * rounding_of(call)
+    for size in tries:
+        more = -n_kv % size
+        p, v = F.pad(P, (0, more)).unflatten(-1, (-1, size)), F.pad(rows.v, (0, 0, 0, more)).unflatten(2, (-1, size))
+        O = torch.einsum("bhrts,bhusd->tubhrd", p, v)
+        moves = O - O.diagonal().movedim(-1, 0)[:, None]  # (tiles, tiles, entries, heads, rows, d_v)
+        left, found = rows.o - P @ rows.v, dict[int, int]()
+        while left[..., 1::2].norm() > allowed * size_of and len(found) < MOST:
+            errors = (left - moves)[..., ::2].square().sum((2, 3, 4, 5))
+            at, of = divmod(int(errors.argmin()), len(errors))
+            if at == of or at in found:
+                break
+            left, found[at] = left - moves[at, of], of
+        if found and left[..., 1::2].norm() <= allowed * size_of:
+            entry = int(rows.places[0][0])
+            return tuple(Page(size, entry, at * size, entry, of * size) for at, of in sorted(found.items()))
+    return ()
 
 
 def foreign_page(call: CapturedCall, entry: int) -> Page | None:

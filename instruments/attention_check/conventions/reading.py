@@ -62,6 +62,7 @@ class CapturedCall:
         declared: the Precision that a kernel declares, whose bound alone decides; None: that of a kernel in `fmt`, or
             of attention written out step by step. block: keys of its tiles.
         masks: choices of a Dialect's mask -> what they are, where only who made the mask can tell.
+        starts: of packed sequences: the rows at which they start, and the end.
         at: the entries, heads and rows of it that are looked at, a part; None: all.
     """
 
@@ -76,6 +77,7 @@ class CapturedCall:
     declared: Precision | None = None
     block: int = BLOCK
     masks: dict[str, Tensor] = field(default_factory=dict)
+    starts: tuple[int, ...] = ()
     at: Places | None = None
 
     @property

@@ -91,12 +91,9 @@ def search(call: CapturedCall) -> list[Fit]:
                     found[dialect] = None
         return sorted(_fair([each for each in found.values() if each]), key=lambda each: each.residual)
 
-    fits = tried([Dialect()])
-    for more in ([changed(Dialect(), each.aspect, each.choice) for each in choices], _likely(choices)):
-        if not fits or fits[0].residual > enough:
-            fits = tried(more)
-        if fits and fits[0].residual <= NEAR:
-            break
+    fits = tried([Dialect(), *(changed(Dialect(), each.aspect, each.choice) for each in choices)])
+    if not fits or fits[0].residual > NEAR:
+        fits = tried(_likely(choices))
     choices = [each for each in choices if each.choice not in SOFTMAX_OVER and not str(each.choice).startswith(ROPE)]
     for _ in range(DEPTH - 1):
         if fits and fits[0].residual <= enough:

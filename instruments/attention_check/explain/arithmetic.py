@@ -22,6 +22,7 @@ from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, truncated
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
+OPERANDS = "quantized_"  # keys of mistakes.ROUNDINGS: with casts of these no order of sums matters: all of it is due
 COARSER = (FP32, TF32, BF16, FP16)
 ALL_OF_IT = 0.95  # of the squared error: with so much, no other computation is tried
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
@@ -83,7 +84,8 @@ class Worst:
         for key, fmt, tiles, o in computed:
             share, factor = explained_share(self.o, self.golden, o), self.bias if key == "bias" else 1.0
             found.append(Cause(key, share >= EXPLAINED, share - FITTED * (factor != 1), fmt, tiles, factor))
-        return [each for each in found if each.share >= PARTLY]
+        is_cast = [each.key.startswith(OPERANDS) and each.fmt not in FLOATS for each in found]
+        return [each for each, strict in zip(found, is_cast) if each.share >= (ALL_OF_IT if strict else PARTLY)]
 
     @property
     def bias(self) -> float:
@@ -169,6 +171,9 @@ def _quantized(rows: Worst) -> Iterator[Computed]:
                         v=(q, k, low_v))  # fmt: skip
         for key, tensors in operands.items():
             yield f"quantized_{key}", scheme, 0, rows.tiled(precision, *tensors)
+        for other, cast_v in CASTS.items():  # as llama.cpp's -ctk and -ctv name two
+            if {scheme, other} == {"Q8_0", "Q4_0"}:
+                yield "quantized_kv", f"{scheme} and {other}", 0, rows.tiled(precision, q, low_k, cast_v(v))
     smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
     yield "quantized_qk", SMOOTH, 0, rows.tiled(precision, *smooth)
 

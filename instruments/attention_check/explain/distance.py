@@ -18,6 +18,7 @@ from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 
 EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
+ROWS = 16  # rows, at least, whose factors tell how far row sums are off
 BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
 
 
@@ -31,6 +32,8 @@ class Distance:
         nan_rows, hidden_nan, blind_rows: as of an Explanation. count: rows of the whole output.
         rounding: the residual of an error that is rounding. of_terms: the root mean square of the error over that of
             the larger of the output and of the terms that it sums, before they cancel. strict: the bound decides alone.
+        of_rows: root mean square, over rows, of the error along a row of the output, over Baseline's: that of a wrong
+            row sum is all there, and small in each value. 0 with fewer than ROWS rows.
     """
 
     rows: Rows
@@ -45,12 +48,13 @@ class Distance:
     rounding: float
     of_terms: float
     strict: bool
+    of_rows: float
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect) -> "Distance":
         rows = call.rows(dialect)
         golden, counted, blind = rows.golden, rows.counted[..., None], _blind(rows)
-        over, (rule, own) = over_bound(rows, call), _beside_baseline(rows, call)
+        over, (rule, own, of_rows) = over_bound(rows, call), _beside_baseline(rows, call)
         nan, hidden = int(rows.nan.sum()), int(rows.hidden_nan.sum())
         bound = None if over is None else over.nan_to_num(0.0).max().item()
         rows = replace(rows, o=rows.o.where(counted, golden))
@@ -62,7 +66,7 @@ class Distance:
         off = (error / size).sqrt().nan_to_num(0.0).item()
         return cls(
             rows, fit(rows), call.fmt, bound, rule, nan, hidden, blind, count, rounding, off,
-            call.declared is not None,
+            call.declared is not None, of_rows,
         )  # fmt: skip
 
     @property
@@ -80,7 +84,8 @@ class Distance:
         if self.times_bound is None:
             return self.residual <= UNITS * self.fmt.unit_roundoff
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
-        by_rule = by_rule and not self.strict and self.of_terms <= UNITS * self.fmt.unit_roundoff
+        by_rule = by_rule and not self.strict and self.of_rows <= ALLOWED["o"]
+        by_rule = by_rule and self.of_terms <= UNITS * self.fmt.unit_roundoff
         return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
     @property
@@ -104,7 +109,8 @@ class Distance:
         fields: dict[str, Any] = {name: getattr(self, name) for name in ("nan_rows", "hidden_nan", "blind_rows")} | more
         return Explanation(
             verdict, self.rows.dialect.changes(), self.fmt.name, self.times_bound, self.times_rule, self.residual,
-            self.residual if believed is None else believed, rows=(looked_at, self.count), **fields,
+            self.residual if believed is None else believed, rows=(looked_at, self.count), scale=self.rows.scale,
+            **fields,
         )  # fmt: skip
 
 
@@ -121,17 +127,20 @@ def over_bound(rows: Rows, call: CapturedCall) -> Tensor | None:
 
 
 def _beside_baseline(rows, call):
-    """The largest error of a head over Baseline's largest there, in the worst head; and Baseline's residual on these
-    rows."""
+    """The largest error of a head over Baseline's largest there, in the worst head; Baseline's residual on these rows;
+    and `Distance.of_rows`."""
     counted = rows.counted[..., None]
     if not rows.dialect.is_standard or not rows.q.numel() or not counted.any():
-        return math.inf, 0.0
+        return math.inf, 0.0, 0.0
     own, golden = call.baseline(rows), rows.golden / rows.dialect.factor
     errors = [(x - golden).where(counted, 0.0) for x in (rows.o / rows.dialect.factor, own)]
     ours, baseline = (error.abs().amax((2, 3)).flatten().tolist() for error in errors)
     size = golden.where(counted, 0.0).square().sum()
     residual = (errors[1].square().sum() / size).sqrt().nan_to_num(0.0, 0.0).item()
-    return max(over_baseline(a, b) for a, b in zip(ours, baseline)), residual
+    along = [((error * golden).sum(-1) / golden.square().sum(-1).clamp(min=1e-300))[rows.counted] for error in errors]
+    first, other = (x.square().sum().sqrt().item() for x in along)
+    of_rows = first / other if other and len(along[0]) >= ROWS else 0.0
+    return max(over_baseline(a, b) for a, b in zip(ours, baseline)), residual, of_rows
 
 
 def _blind(rows):

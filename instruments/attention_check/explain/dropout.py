@@ -13,7 +13,8 @@ KEPT = 0.05  # of a weight: so near to 0, or to the one size that kept weights h
 FEWEST = 12  # weights: where one of no relation is dropped or kept by chance in one of four, all are in one of 10^7
 SIGMAS = 4.0  # of the share that is dropped, up to which its factor 1 / (1 - share) may be off
 LARGE = 0.1  # of a row's largest weight: smaller ones drown in the output's rounding
-ALONG = 0.1  # of the output, that an error has along it, at most: noise has no direction
+ALONG = 0.1  # of an error, and of the output, that an error has along it, at most: noise has no direction
+LEAST_DROPOUT = 0.005  # of the weights: nobody drops fewer
 ALIKE = 0.25  # of the mean over heads, that a head's error may be off: about a standard error for 32 independent values
 LEAST_ROWS = 2  # of few keys, from which dropout is read
 MOST_ODDS = 20.0  # with more, there is nothing of the output left
@@ -67,7 +68,8 @@ def noise(rows: Rows) -> float | None:
     error = o - golden
     due = (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
     odds = error.square().sum((0, 2, 3)) / due.clamp(min=TINY)
-    along = ((error * golden).sum() / golden.square().sum().clamp(min=TINY)).abs().item()
+    size = error.norm().minimum(golden.norm()) * golden.norm()
+    along = ((error * golden).sum() / size.clamp(min=TINY)).abs().item()
     mean = odds.mean().item()
     if not (odds - mean).abs().max() <= ALIKE * mean or mean >= MOST_ODDS or along > ALONG:
         return None

@@ -1,5 +1,6 @@
 """`explain`, of tensors and of a file: q, k, v, one output or two, and what the reader believes of them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -108,8 +109,9 @@ def captured_call(
     Raises:
         ValueError: a tensor has another number of dimensions, or no accepted dtype; or the sequences are not accepted.
     """
-    layout, masks = reading.layout, {}
+    layout, masks, first = reading.layout, {}, ()
     if starts := {name: x for name, x in beside.items() if name in STARTS}:
+        first = tuple(next(iter(starts.values())).reshape(-1).tolist())
         masks = with_lengths_of_q(q, k, starts, options)
         layout, options = "bshd", kept_apart(q, k, starts, options)
     found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
@@ -132,7 +134,7 @@ def captured_call(
     held = {name: x for name, x in options.items() if x is not None}
     q, k, v, o = (found[name] for name in ("q", "k", "v", "o"))
     numbers = {name: x.item() for name, x in scales.items() if x.numel() == 1}
-    call = CapturedCall(q, k, v, o, held, others, stated, numbers, masks=masks)
+    call = CapturedCall(q, k, v, o, held, others, stated, numbers, masks=masks, starts=first)
     _check(call)
     return call
 
@@ -190,7 +192,14 @@ def explain_call(call: CapturedCall) -> Explanation:
     numbers = {name: found.dialect.get(of[name]) for name in call.scales}
     lost = [name for name, x in numbers.items() if isinstance(x, float) and abs(x - 1) > LOST
             and abs(x * call.scales[name] - 1) < LOST]  # fmt: skip
-    return with_other_outputs(call, replace(found, lost=tuple(lost)))
+    k, v = (call.scales.get(name, math.nan) for name in ("k_scale", "v_scale"))
+    ratios = (found.dialect.get("scale"), v / k), (found.dialect.get("factor"), k / v)
+    swapped = k != v and all(isinstance(x, float) and abs(x / ratio - 1) < LOST for x, ratio in ratios)
+    rows = found.where.rows if found.where and not found.where.features else ()
+    of = [i for i, (first, end) in enumerate(zip(call.starts, call.starts[1:])) if rows and first <= rows[0][0]
+          and rows[-1][1] < end]  # fmt: skip
+    found = replace(found, lost=tuple(lost), swapped=swapped, sequence=of[0] if of else None)
+    return with_other_outputs(call, found)
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explanation:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
 from attention_check.conventions.tile_weights import Rule
-from attention_check.explain.arithmetic import SMOOTH
+from attention_check.explain.arithmetic import ALL_OF_IT, SMOOTH
+from attention_check.explain.dropout import LEAST_DROPOUT
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, runs
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
@@ -107,15 +108,15 @@ def nearer(found: Mapping[str, Explanation]) -> str:
                                                    found[name].believed))  # fmt: skip
     a, b = (found[name] for name in (first, other))
     if a.believed == math.inf:
-        return "Under your options neither makes a call of attention."
+        return "As you describe the call neither is one of attention."
     nan = {name: " where it is finite" if found[name].nan_rows else "" for name in found}
     off = {name: f"{found[name].believed:.2g} of its size{nan[name]}" for name in found}
     if a.verdict == b.verdict == Verdict.ROUNDING:
         both = f"Both are rounding, {first} off by {off[first]}, {other} by {off[other]}"
         return f"{both}: two right implementations differ so."
     if not b.nan_rows and b.believed <= SAME * a.believed:
-        return f"Under your options both are as near to attention: off by {off[first]}, and by {off[other]}."
-    return f"Under your options {first} is nearer to attention: off by {off[first]}, {other} by {off[other]}."
+        return f"As you describe the call both are as near to attention: off by {off[first]}, and by {off[other]}."
+    return f"As you describe the call {first} is nearer to attention: off by {off[first]}, {other} by {off[other]}."
 
 
 def _beside(found):
@@ -158,7 +159,7 @@ def _other(each, found):
             + ", ".join(f"{parts} {a} to {b} {times.get(c, f'count {c} times')}" for a, b, c in each_of)
             for at, each_of in counts if each_of
         )  # fmt: skip
-        return f"right but for how often parts count{where}: {'; '.join(lines)}"
+        return f"right, were each part added once{where}: {'; '.join(lines)}"
     if each.change in ("not_finite", "zero"):
         return f"{CHANGES[each.change]} in {_where(each.where)}, and right elsewhere"
     if each.change:
@@ -175,11 +176,13 @@ def _other(each, found):
 
 
 def _rounding(found, name):
-    exact = f"as exact as {found.fmt} allows"
     if found.times_bound is not None and found.times_bound > 1:
-        exact = f"as exact as plain attention that rounds S and P to {found.fmt}; fused kernels are more exact"
-    yield f"{name} is attention of q, k and v, {exact}.{' Nothing to fix.' * found.is_rounding}"
-    yield from _bound(found)
+        yield f"{name} is attention of q, k and v, as near as plain attention that rounds S and P to {found.fmt}."
+        yield from _bound(found)
+        yield "Of plain attention nothing is to fix; of a kernel that keeps S and P in FP32 it would be too much."
+    else:
+        exact = f"as exact as {found.fmt} allows.{' Nothing to fix.' * found.is_rounding}"
+        yield from (f"{name} is attention of q, k and v, {exact}", *_bound(found))
 
 
 def _convention(found, name):
@@ -201,16 +204,17 @@ def _precision(found, name):
 
 
 BUGS = {  # a field of an Explanation -> what is said where it has a value, in their order
-    "hidden_nan": "{name} hides NaN: {nan} finite, though q, or what is seen of k and v, is not.{they}",
-    "nan_rows": "{name} is wrong in its NaN: {nan} not finite, though all that is seen is.{they}\n"
-    "Where whole blocks of keys are hidden, exp(-inf + inf) makes NaN; else look for an overflow.",
+    "hidden_nan": "{name} hides NaN: {nan} finite, though their q, or a key or value that they see, is not.{they}",
+    "nan_rows": "{name} is wrong: {nan} NaN or infinite, though all that they read of q, k and v is finite.{they}",
     "dropout": "{name} is {what} with dropout left on, of about {found.dropout:.0%} of the weights.\n"
     "Solved for its weights, each is 0, or the same multiple of what it should be.",
+    "bits": "{name} is {what}, but its bits are those of {found.bits}, read as another format.",
     "constant": "Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant.",
     "zero": "{name} is {what}, but 0 in {where}, which see keys.",
     "spans": "{name} is {what}, but of other keys: {spans}.\n"
-    "So it is right to rounding; under your options it is off by {found.believed:.2g} of its size.",
+    "So it is right to rounding; as you describe the call it is off by {found.believed:.2g} of its size.",
     "page": "{name} is {what}, but in place of {page[0]} it reads {page[1]}: a wrong page.\nIt is wrong in {where}.",
+    "moved": "{name} is {what}, but {moved}. With them all that was looked at is right to rounding.",
     "inside": "{name} is {what}, but wrong in {where}.",
     "tiles": "{name} is {what}, but {rule}.",
     "where": "{name} is {what}, but wrong in {where}.\n"
@@ -226,6 +230,8 @@ def _bug(found, name):
         said = BUGS[kind].format(
             found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
             rule=tiles and TILES[tiles.rule].format(size=tiles.size),
+            moved="; ".join(f"keys {a.first} to {a.first + a.size - 1} have the values of keys {a.of_first} to "
+                            f"{a.of_first + a.size - 1}" for a in found.moved),
             nan="1 row is" if count == 1 else f"{count:,} rows are",
             page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
             they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
@@ -237,10 +243,25 @@ def _bug(found, name):
         yield from _inside(found)
     elif kind == "tiles":
         yield from _tiles(found)
+    elif kind == "nan_rows":
+        yield from _overflow(found)
     elif kind == "where":
+        if found.sequence is not None:
+            yield f"That is in sequence {found.sequence} of cu_seqlens alone."
         yield from _nearest(found)
     elif not kind:
         yield from _everywhere(found, name)
+
+
+def _overflow(found):
+    over, others = found.overflow
+    if over == found.nan_rows and not others:
+        yield "In each of them, and in no other, q kᵀ before the scale is beyond 65,504, FP16's largest: an overflow."
+    elif over:
+        beside = f", and in {others:,} others" if others else ""
+        yield f"In {over:,} of them{beside}, q kᵀ before the scale is beyond 65,504: in FP16 it would overflow."
+    else:
+        yield "In none of them q kᵀ is beyond 65,504. Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
 
 
 def _inside(found):
@@ -257,6 +278,8 @@ def _everywhere(found, name):
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}."
         yield from (*_lost(found), *_believed(found), *_bound(found))
+        if isinstance(found.dialect.get("scale"), float) and "factor" not in found.dialect:
+            yield f"If you mean this scale, pass --scale {found.scale:.4g}."
         if found.arithmetic:
             yield f"What has its error: {_computation(found.arithmetic)}."
         hides = found.dialect == dict(causal="bottom_right")
@@ -300,7 +323,7 @@ def _tiles(found):
 def _noise(found):
     if found.noise is not None:
         yield "Its error is like noise, in the scores or in the output: without bias, and alike in every head."
-    if found.noise and found.noise >= 0.005:
+    if found.noise and found.noise >= LEAST_DROPOUT:
         tells = "o of a call with at most half as many keys as v has features tells them apart"
         yield f"Dropout of {found.noise:.0%} of the weights may make it too: {tells}."
 
@@ -314,11 +337,13 @@ def _nearest(found):
 
 def _believed(found):
     off = f"it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}"
-    yield f"Under your options {off if math.isfinite(found.believed) else 'the shapes do not fit'}."
+    yield f"As you describe the call {off if math.isfinite(found.believed) else 'the shapes do not fit'}."
 
 
 def _lost(found):
-    """The scales in 8 bits that a number of the dialect undoes."""
+    """The scales in 8 bits that a number of the dialect undoes, or exchanges."""
+    if found.swapped:
+        yield "So k_scale and v_scale are exchanged."
     of_scores, of_v = ([name for name in found.lost if (name == "v_scale") == is_v] for is_v in (False, True))
     if found.lost:
         yield f"So it is without {' and '.join([' or '.join(of_scores)] * bool(of_scores) + of_v)}."
@@ -332,16 +357,22 @@ def _selects(found):
 
 def _bound(found):
     if found.times_bound is not None:
-        rule = f", and {found.times_rule:.2g} times Baseline's largest" if found.times_rule < MOST_TIMES else ""
+        rule = f", and {found.times_rule:.2g} times that of Baseline (plain attention in {found.fmt})"
+        rule = rule if found.times_rule < MOST_TIMES else ""
         yield f"Its largest error is {found.times_bound:.2g} of what a right {found.fmt} kernel may have{rule}."
 
 
 def _computation(found: Cause) -> str:
     text = subject(vars(found) | dict(fmt=FORMATS.get(found.fmt, found.fmt)))
-    return f"{text} ({found.share:.0%} of the squared error)"
+    rest = "; the rest is of another order of sums, or of something else" if found.share < ALL_OF_IT else ""
+    return f"{text} ({found.share:.0%} of the squared error{rest})"
 
 
 def _where(where: WrongRegions) -> str:
+    if where.start:
+        entry, head, row = where.start
+        place = f"{f'entry {entry}, ' * (where.of[0] > 1)}head {head}, row {row}"
+        return f"all rows from {place} on ({where.share:.0%} of the rows)"
     axes = ("entry", "entries", where.entries), ("head", "heads", where.heads), ("row", "rows", where.rows), (
         "feature", "features", where.features)  # fmt: skip
     single = [len(ranges) == 1 and len({*ranges[0]}) == 1 for *_, ranges in axes]

@@ -13,18 +13,19 @@ from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
-from attention_check.conventions.other_keys import foreign_page, last_keys
+from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
 from attention_check.conventions.reading import CapturedCall, Unfit, spread
 from attention_check.conventions.search import NEAR, PART, UNITS, Fit, is_flat, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
-from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, scan
-from attention_check.explain.dropout import dropped, noise
+from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, parts, scan
+from attention_check.explain.dropout import LEAST_DROPOUT, dropped, noise
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
 from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
 from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import FP16, Format
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
 OF_ALL = {"sources", "heads", "alibi"}  # aspects that count entries or heads: those of a part are others
@@ -119,13 +120,16 @@ def _diagnose(
         return explained(outcome or Distance.of(call, best), constant=value)
     if right := _right(call, holds, believed):
         return right
+    other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(call.o.dtype)
+    if outcome and other and not is_part and Distance.of(replace(call, o=call.o.view(other)), Dialect()).is_rounding:
+        return explained(outcome, bits=Format.of(other).name)
     if outcome and (spans := last_keys(call)):
         return explained(outcome, spans=spans)
     numbers = outcome if outcome and (is_part or best == Dialect()) else Distance.of(call, best)
     found = None
     if not is_part:
         if numbers.nan_rows or numbers.hidden_nan:
-            return _not_finite(scan(call, (outcome or numbers).rows), outcome or numbers, believed)
+            return _not_finite(call, scan(call, (outcome or numbers).rows), outcome or numbers, believed)
         if coarser := _coarser(call, numbers, believed):
             return coarser
         found = scan(call, outcome.rows) if outcome else None
@@ -136,6 +140,8 @@ def _diagnose(
             tiles, rows, wrong = solved
             where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
             return explained(Distance.of(call, dialect), tiles=tiles, where=where)
+        if outcome and not dialect.changes() and (moved := moved_values(call)):
+            return explained(outcome, moved=moved)
         if share := dropped(call.rows(dialect)):
             return explained(Distance.of(call, dialect), dropout=share)
     if is_part:
@@ -170,7 +176,9 @@ def _coarser(call: CapturedCall, numbers: Distance, believed: float) -> Explanat
     if all(change in BY_CHOICE for change in best.changes().items()):
         near = max(near, min(NEAR, MUCH * believed))
     alike = numbers.is_even and numbers.residual <= near
-    alike = alike and (bool(best.changes()) or (numbers.times_bound or 0.0) <= BOUNDS)
+    if alike and not best.changes() and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
+        share = noise(numbers.rows)  # other function's, but for a dropout of more weights than nobody drops
+        alike = share is not None and share < LEAST_DROPOUT
     if not (found or alike and not wrong_tiles(call, best)):
         return None
     verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
@@ -209,6 +217,7 @@ def _apart(
             return explained(page=page)
     else:
         heads = wrong[entry].any(-1).nonzero().flatten()
+    if where and where.rows:
         rows = rows[wrong[entry].any(0)]
     first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
     for of in (heads, first) if len(first) < len(heads) else (heads,):
@@ -217,7 +226,7 @@ def _apart(
         inner = _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
         if inner is None or inner.dialect.keys() & OF_ALL or inner.tiles and not of_heads:
             continue
-        if inner.spans or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
+        if inner.spans or inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
             return explained(inside=(entry, tuple(of.tolist()), inner))
     return None
 
@@ -286,7 +295,7 @@ def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Expla
             continue
         if numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
-                return _not_finite(scan(call, numbers.rows), numbers, believed)
+                return _not_finite(call, scan(call, numbers.rows), numbers, believed)
             verdict, changes = _of_conventions(dialect), dialect.changes()
             mask = call.options.get("mask")
             of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not call.options.get("causal")
@@ -300,7 +309,7 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
     """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
     found = scan(call, numbers.rows)
     if found.nan_rows or found.hidden_nan:
-        return _not_finite(found, numbers, believed)
+        return _not_finite(call, found, numbers, believed)
     wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
         if (
@@ -313,11 +322,15 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
     return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
 
 
-def _not_finite(found: Scan, numbers: Distance, believed: float) -> Explanation:
+def _not_finite(call: CapturedCall, found: Scan, numbers: Distance, believed: float) -> Explanation:
     """An output that is not finite where it should be, or the other way; and where."""
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    counts = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    over = [((each.products > FP16.max) & (each.bias > -math.inf)).any(-1).flatten()
+            for each in parts(call, numbers.rows, found.places)]  # fmt: skip
+    over, bad = torch.cat(over), wrong[..., 0].flatten()
+    counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    counts["overflow"] = int((over & bad).sum()), int((over & ~bad).sum())
     return numbers.explained(Verdict.BUG, believed, found.count, where=where, **counts)
 
 

@@ -17,9 +17,9 @@ def q4_0(x: Tensor) -> Tensor:
     """Values as llama.cpp's Q4_0 holds them: integers from -8 to 7, the largest value being -8 times its scale."""
     parts = x.unflatten(-1, (-1, GROUP))
     largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
-    scale = FP16(FP32(largest / -8))
+    scale = FP32(largest / -8)  # as it is; FP16 is what is kept of it
     steps = (parts / scale.where(scale != 0, 1.0) + 8.5).floor().clamp(0, 15) - 8
-    return (steps * scale).flatten(-2)
+    return (steps * FP16(scale)).flatten(-2)
 
 
 def by_row(x: Tensor, most: int) -> Tensor:
@@ -29,5 +29,5 @@ def by_row(x: Tensor, most: int) -> Tensor:
 
 def _integers(parts: Tensor, most: int, fmt: Format) -> Tensor:
     """Parts (..., values) as integers times a scale in a format."""
-    scale = fmt(FP32(parts.abs().amax(-1, keepdim=True) / most))
-    return (parts / scale.where(scale != 0, 1.0)).round().clamp(-most, most) * scale
+    scale = FP32(parts.abs().amax(-1, keepdim=True) / most)
+    return (parts / scale.where(scale != 0, 1.0)).round().clamp(-most, most) * fmt(scale)

@@ -17,6 +17,8 @@ from attention_check.measure.mistakes import Cause
 MOST = 4  # ranges that are listed; more are no pattern
 IN, OUT = 0.5, 0.05  # of the values: so many are wrong in the one part, and at most so many in the other
 
+DENSE = 0.8  # of one range of rows, at least, that are wrong; and of all rows, at most, that are in it
+
 
 @dataclass(frozen=True)
 class WrongRegions:
@@ -27,6 +29,7 @@ class WrongRegions:
         entries, heads, rows, features: (first, last) of each range of indices that is wrong, the others being right;
             () where the wrong ones do not lie apart along that axis.
         of: how many indices each axis has: entries, heads, rows, features.
+        start: entry, head and row from which on all is wrong, in this order of memory, and nothing before; () if none.
     """
 
     share: float
@@ -35,11 +38,12 @@ class WrongRegions:
     rows: tuple[tuple[int, int], ...]
     features: tuple[tuple[int, int], ...]
     of: tuple[int, int, int, int]
+    start: tuple[int, ...] = ()
 
     @property
     def is_known(self) -> bool:
         """Whether the wrong ones lie apart along some axis."""
-        return bool(self.entries or self.heads or self.rows or self.features)
+        return bool(self.entries or self.heads or self.rows or self.features or self.start)
 
 
 def wrong_regions(wrong: Tensor, places: tuple[Tensor, ...], shape: tuple[int, int, int, int]) -> WrongRegions:
@@ -50,7 +54,13 @@ def wrong_regions(wrong: Tensor, places: tuple[Tensor, ...], shape: tuple[int, i
     """
     axes = enumerate((*places, torch.arange(shape[3])))
     entries, heads, rows, features = (_ranges(wrong, axis, at) for axis, at in axes)
-    return WrongRegions(wrong.any(-1).double().mean().item(), entries, heads, rows, features, shape)
+    of_rows, start = wrong.any(-1), ()
+    first = int(of_rows.flatten().int().argmax())
+    entry, rest = divmod(first, of_rows[0].numel())
+    head, row = divmod(rest, of_rows.shape[2])
+    if of_rows.shape == shape[:3] and row and of_rows.flatten()[first:].double().mean() > 1 - OUT and not features:
+        start = entry, head, row
+    return WrongRegions(of_rows.double().mean().item(), entries, heads, rows, features, shape, start)
 
 
 def _ranges(wrong, axis, at):
@@ -59,9 +69,15 @@ def _ranges(wrong, axis, at):
     share = wrong.double().mean(others)  # of the values at each index
     largest = share.max()
     bad = share > IN * largest
-    if not largest or bad.all() or share[~bad].mean() > OUT * largest:
+    if not largest or bad.all():
         return ()
     found = runs(bad.nonzero().flatten().tolist())
+    first, last = share.nonzero().flatten()[[0, -1]].tolist()
+    dense = wrong.any(-1, keepdim=True).double().mean(others)[first : last + 1].mean() > DENSE if axis < 3 else False
+    if len(found) > MOST and dense and last - first < DENSE * len(share):  # one range, with a few right ones in it
+        found = [(first, last)]
+    elif share[~bad].mean() > OUT * largest:
+        return ()
     return tuple((int(at[first]), int(at[last])) for first, last in found) if len(found) <= MOST else ()
 
 
@@ -128,11 +144,15 @@ class Explanation:
         tiles: the weights of tiles of keys, where these alone are wrong; else None.
         spans: rows that see keys up to another one than believed, where this alone is wrong. page: keys in whose place
             others were read. inside: entry and heads of a wrong part, and what it is by itself.
+        moved: keys that have the values of others.
         zero: "rows": the rows in `where` are 0, the others are as `dialect` says; "padding": rows whose own keys a mask
             hides are 0. lost: the scales of 8 bits whose inverse a number of the dialect is.
+        swapped: k_scale and v_scale are each in the other's place. bits: the format of the output's bits, where they
+            were read as another one's; "". sequence: of packed ones, the one that is wrong.
+        overflow: of the rows that are not finite, and of the others, those with a score beyond FP16's largest.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
-        rows: how many were looked at, of how many.
+        rows: how many were looked at, of how many. scale: of the scores, in the dialect.
         tried: the nearest dialects, and the residual of some rows in each; () where the believed one is right.
         others: the log-sum-exp and the gradients, where they came. not_judged: why some of them were not looked at; "".
     """
@@ -152,14 +172,20 @@ class Explanation:
     tiles: WrongTiles | None = None
     spans: tuple[Span, ...] = ()
     page: Page | None = None
+    moved: tuple[Page, ...] = ()
     inside: "tuple[int, tuple[int, ...], Explanation] | None" = None
     zero: str = ""
     lost: tuple[str, ...] = ()
+    swapped: bool = False
+    bits: str = ""
+    sequence: int | None = None
+    overflow: tuple[int, int] = (0, 0)
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
     short: int = 0
     rows: tuple[int, int] = (0, 0)
+    scale: float = 1.0
     tried: tuple[tuple[dict[str, Any], float], ...] = ()
     others: tuple[OtherOutput, ...] = ()
     not_judged: str = ""
