@@ -75,7 +75,7 @@ def saved(path, shape=(2, 4, 40, 16), kv=None, dtype=BITS, distribution="normal"
 
 def run(test, kernel=""):
     """pytest on a written file, in a process of its own."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
     env |= {"KERNEL": kernel} if kernel else {}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(test)]
     return subprocess.run(command, cwd=test.parent, capture_output=True, text=True, env=env)

@@ -25,11 +25,13 @@ from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
 from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import FP16, Format
+from fa_lib.numerics.formats import E4M3, FP16, Format
+from fa_lib.theory.extremes import RMS
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
 OF_ALL = {"sources", "heads", "alibi"}  # aspects that count entries or heads: those of a part are others
 SUSPECTS = 256  # rows of a head, at most, that are looked at again
+ONE_CAST = RMS * E4M3.unit_roundoff  # relative root mean square: of values that are rounded once, to 8 bits
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
 GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "softmax", "factor"}  # aspects in which a
@@ -172,13 +174,14 @@ def _coarser(call: CapturedCall, numbers: Distance, believed: float) -> Explanat
         return None
     best, fmt = numbers.rows.dialect, call.precision.output if call.stated in OF_P else call.fmt
     found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block)
-    near = NEAR if not best.changes().keys() & GRADUAL else 0.0
-    if all(change in BY_CHOICE for change in best.changes().items()):
-        near = max(near, min(NEAR, MUCH * believed))
+    changes = best.changes()
+    near = NEAR * min(1.0, believed) if changes else NEAR  # so it explains 99 % of the squared error
+    if changes.keys() & GRADUAL:
+        near = min(NEAR, MUCH * believed) if all(change in BY_CHOICE for change in changes.items()) else 0.0
     alike = numbers.is_even and numbers.residual <= near
-    if alike and not best.changes() and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
+    if alike and not changes and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
         share = noise(numbers.rows)  # other function's, but for a dropout of more weights than nobody drops
-        alike = share is not None and share < LEAST_DROPOUT
+        alike = share is not None and share < LEAST_DROPOUT and numbers.residual <= ONE_CAST
     if not (found or alike and not wrong_tiles(call, best)):
         return None
     verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
