@@ -52,11 +52,9 @@ TABLES = {  # in the order of the page
     "conduct": Table(heading="Side effects of its calls", rows=tables.by_conduct),
     "launches": Table(
         heading="On the GPU", rows=tables.by_launch,
-        reads="What each kernel launched, in all calls but those that ended its process. A read of memory that nobody "
-        "wrote is a fault only if the output depends on it. Races are looked for in one small call. The grid is the "
-        "largest one; what comes after it is of the launch with the most shared memory: threads of a block, bytes of "
-        "shared memory and the most that the GPU has, registers of a thread, and how many blocks a multiprocessor "
-        "holds at once.",
+        reads="In all calls but those that ended its process. A read of unwritten memory is a fault if the output depends "
+        "on it. Races are looked for in one small call. The grid is the largest; block, shared memory, registers of a "
+        "thread and blocks of a multiprocessor are of the launch with the most shared memory.",
     ),
     "lengths": Table(
         measured.over_lengths, "How far it is from the golden value",
