@@ -52,7 +52,7 @@ TABLES = {  # in the order of the page
     "conduct": Table(heading="Side effects of its calls", rows=tables.by_conduct),
     "launches": Table(
         heading="On the GPU", rows=tables.by_launch,
-        reads="In all calls but those that ended its process. A read of unwritten memory is a fault if the output depends "
+        reads="In all calls but those that ended its process. An unwritten read is a fault if the output depends "
         "on it. Races are looked for in one small call. The grid is the largest; block, shared memory, registers of a "
         "thread and blocks of a multiprocessor are of the launch with the most shared memory.",
     ),
