@@ -275,7 +275,7 @@ def _problem(ended, settings):
         return f"took longer than {settings.limit_s:g} s"
     if ended.code < 0:
         return f"ended its process by signal {-ended.code}"
-    if settings.device == "cpu":
+    if settings.device != "cuda":
         raise RuntimeError(f"gallery: judging {ended.key} failed:\n{ended.printed}")
     last = [line for line in ended.printed.splitlines() if line.strip()][-1:] or ["no word"]
     return f"ended its process with an error: {last[0].strip()[:200]}"

@@ -105,6 +105,8 @@ def low_scores(subject: KernelUnderTest, case: str) -> Found:
     causal, scale = case == "causal", 1.0 if subject.fmt == FP16 else subject.head_dim**-0.5
     q, k, v = subject.draw()
     first = subject.n // 2 if causal else subject.n - HIDDEN
+    if first <= 0:
+        raise not_asked(f"it is asked with {subject.n} keys, of which {HIDDEN} would be hidden")
     options: dict[str, Any] = dict(causal=True) if causal else dict(mask=visible(subject, ADDED.get(case, True)))
     options |= dict(mask=options["mask"].nan_to_num(neginf=-1e4)) if case == FINITE else {}
     options |= dict(scale=scale) if subject.fmt == FP16 else {}
