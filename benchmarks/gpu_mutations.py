@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -26,17 +28,28 @@ from fa_lib.numerics.formats import Format
 from ptx_machine import mutate
 
 TABLE = ROOT / "benchmarks" / "mutations" / "gpu.csv"
-KERNELS = {  # name -> a function, of an A100
-    "cuda": "examples/cuda_attention.py:attention",
-    "triton": "examples/triton_attention.py:attention",
-    "flash_attn": "instruments/attention_gallery/flash_attn_kernels.py:fa2_cuda",
-    "flashinfer": "instruments/attention_gallery/flashinfer_cuda.py:flashinfer_prefill",
-    "llama": "instruments/attention_gallery/llama_cuda.py:llama_cuda_decode",
-}
-GPU = "A100"
 SHAPES = ((1, 1), (17, 33), (64, 64), (33, 130), (70, 70), (1, 200))  # queries, keys; of the random calls
 DECODING = tuple((1, n) for n in (1, 33, 64, 130, 200, 300))
-OF_HEAD_DIM_64 = ("flash_attn", "flashinfer", "llama")  # the others have 32
+GALLERY = "instruments/attention_gallery"
+GPU = "A100"
+
+
+class Changed(NamedTuple):
+    """A kernel that is changed, "file:function", and the random calls that say what a change does."""
+
+    function: str
+    head_dim: int = 32
+    shapes: Sequence[tuple[int, int]] = SHAPES
+    dtypes: Sequence[torch.dtype] = (torch.float16, torch.bfloat16)
+
+
+KERNELS = {
+    "cuda": Changed("examples/cuda_attention.py:attention"),
+    "triton": Changed("examples/triton_attention.py:attention"),
+    "flash_attn": Changed(f"{GALLERY}/flash_attn_kernels.py:fa2_cuda", 64),
+    "flashinfer": Changed(f"{GALLERY}/flashinfer_cuda.py:flashinfer_prefill", 64),
+    "llama": Changed(f"{GALLERY}/llama_cuda.py:llama_cuda_decode", 64, DECODING, (torch.float16,)),
+}
 JUDGE = ("instruments/attention_check/judge", "instruments/attention_check/measure")
 SEVERE = 10  # times the unchanged kernel's error
 
@@ -45,8 +58,8 @@ def errors(name: str) -> list[float | None]:
     """The largest error against FP64, over the golden value's largest magnitude, of each random call; None: no numbers,
     or a Fault."""
     fn, found = kernels.get(kernel_of(name), gpu=GPU), []
-    head_dim, shapes = 64 if name in OF_HEAD_DIM_64 else 32, DECODING if name == "llama" else SHAPES
-    for dtype in (torch.float16,) if name == "llama" else (torch.float16, torch.bfloat16):
+    _, head_dim, shapes, dtypes = KERNELS[name]
+    for dtype in dtypes:
         for causal in (False, True):
             for seed, (n_q, n_kv) in enumerate(shapes):
                 generator = torch.Generator().manual_seed(seed)
@@ -63,8 +76,8 @@ def errors(name: str) -> list[float | None]:
 
 def kernel_of(name: str) -> str:
     """What `check kernel` takes: a file and a function, or a module of the gallery and a function."""
-    file, function = KERNELS[name].split(":")
-    return KERNELS[name] if file.startswith("examples") else f"attention_gallery.{Path(file).stem}:{function}"
+    file, function = KERNELS[name].function.split(":")
+    return f"attention_gallery.{Path(file).stem}:{function}" if file.startswith(GALLERY) else f"{file}:{function}"
 
 
 def measured(name: str, settings: dict[str, str], timeout: float = 300) -> list[float | None]:
@@ -98,7 +111,7 @@ def judged(name: str, settings: dict[str, str], timeout: float) -> dict:
 
 def population(name: str) -> list[mutate.Change]:
     """The changes of what a kernel launches in the random calls."""
-    file, function = KERNELS[name].split(":")
+    file, function = KERNELS[name].function.split(":")
     command = [sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", name]
     return mutation.recorded(command, f"{Path(file).resolve()}:{function}", GPU)
 

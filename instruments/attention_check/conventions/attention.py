@@ -92,17 +92,17 @@ class Rows:
         """What they are in their dialect, by `attend`."""
         return attend(self)
 
-    @property
+    @cached_property
     def counted(self) -> Tensor:
         """Rows that see a key, and are finite, as all that they see: bool (entries, heads, rows), like the next two."""
         return self.seen[..., 0] & self.golden.isfinite().all(-1) & self.o.isfinite().all(-1)
 
-    @property
+    @cached_property
     def nan(self) -> Tensor:
         """Rows that are not finite, though what they see is."""
         return self.seen[..., 0] & self.golden.isfinite().all(-1) & ~self.o.isfinite().all(-1)
 
-    @property
+    @cached_property
     def hidden_nan(self) -> Tensor:
         """Rows that are finite, though what they see is not."""
         return self.seen[..., 0] & ~self.golden.isfinite().all(-1) & self.o.isfinite().all(-1)

@@ -188,18 +188,29 @@ def _check(call):
 def explain_call(call: CapturedCall) -> Explanation:
     """What an output is, and what came with it; raises Unfit where the tensors make no call in any layout."""
     found = explanation(call)
-    of = dict(q_scale="scale", k_scale="scale", v_scale="factor")  # what an output is off by that lacks it
-    numbers = {name: found.dialect.get(of[name]) for name in call.scales}
-    lost = [name for name, x in numbers.items() if isinstance(x, float) and abs(x - 1) > LOST
-            and abs(x * call.scales[name] - 1) < LOST]  # fmt: skip
-    k, v = (call.scales.get(name, math.nan) for name in ("k_scale", "v_scale"))
-    ratios = (found.dialect.get("scale"), v / k), (found.dialect.get("factor"), k / v)
-    swapped = k != v and all(isinstance(x, float) and abs(x / ratio - 1) < LOST for x, ratio in ratios)
-    rows = found.where.rows if found.where and not found.where.features else ()
-    of = [i for i, (first, end) in enumerate(zip(call.starts, call.starts[1:])) if rows and first <= rows[0][0]
-          and rows[-1][1] < end]  # fmt: skip
-    found = replace(found, lost=tuple(lost), swapped=swapped, sequence=of[0] if of else None)
+    found = replace(found, **_scales(found, call.scales), sequence=_sequence(found, call.starts))
     return with_other_outputs(call, found)
+
+
+def _scales(found, scales):
+    """Which scales in 8 bits a number of the dialect undoes, and whether it exchanges those of k and v."""
+
+    def undoes(aspect, number):
+        fitted = found.dialect.get(aspect)
+        return isinstance(fitted, float) and abs(fitted * number - 1) < LOST
+
+    of = dict(q_scale="scale", k_scale="scale", v_scale="factor")  # what an output is off by that lacks it
+    lost = tuple(name for name, x in scales.items() if undoes(of[name], x) and not undoes(of[name], 1.0))
+    k, v = (scales.get(name, math.nan) for name in ("k_scale", "v_scale"))
+    return dict(lost=lost, swapped=k != v and undoes("scale", k / v) and undoes("factor", v / k))
+
+
+def _sequence(found, starts):
+    """The packed sequence that has all wrong rows; None where there is none."""
+    if not found.where or not found.where.rows or found.where.features:
+        return None
+    (first, _), (_, last) = found.where.rows[0], found.where.rows[-1]
+    return next((i for i, (at, end) in enumerate(zip(starts, starts[1:])) if at <= first and last < end), None)
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explanation:

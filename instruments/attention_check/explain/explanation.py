@@ -315,9 +315,8 @@ def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
         return _not_finite(call, found, numbers, believed)
     wrong = _rows_over_bound(call, found, numbers)
     if wrong.any():
-        if (
-            verdict == Verdict.ROUNDING and call.at is None and (zero := _zero_rows(call))
-        ):  # of others it was asked before
+        asked = verdict != Verdict.ROUNDING or call.at is not None  # before
+        if not asked and (zero := _zero_rows(call)):
             return zero
         if apart := _apart(call, numbers, found, believed, wrong):
             return apart
