@@ -5,7 +5,6 @@ So every run of a kernel has the same order of atomic operations, in numpy and i
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,6 +32,7 @@ class Compiled(Protocol):
     def steps(self) -> int: ...
     @property
     def moved(self) -> int: ...
+    def begin(self, number: Size) -> None: ...
     def turns(self, first: int, releases: bool) -> int: ...
     def advance(self, index: int) -> bool: ...
     def at_barriers(self) -> list[tuple[int, int]]: ...
@@ -63,15 +63,16 @@ class Block:
     """
 
     def __init__(
-        self, code: Code, memory: View, number: Size, grid: Size, size: Size,
-        compiled: Callable[[Size, Size, Size], Compiled] | None = None,
+        self, code: Code, memory: View, number: Size, grid: Size, size: Size, compiled: Compiled | None = None
     ):  # fmt: skip
         self.code, self.memory, self.number, self.grid, self.size = code, memory, number, grid, size
-        self.steps, self.compiled = 0, compiled(number, size, grid) if compiled is not None else None
+        self.steps, self.compiled = 0, compiled
         self.threads = self._living = int(np.prod(size))
         self.barriers: dict[int, Barrier] = {}
         self.tensor_columns = 0
         self.unwritten: dict[object, Fault] = {}
+        if compiled is not None:
+            compiled.begin(number)
 
     @cached_property
     def warps(self) -> list[Warp]:

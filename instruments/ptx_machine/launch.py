@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from numbers import Integral
 from typing import Any
@@ -194,14 +193,22 @@ class Kernel:
         looked = {Trouble.UNWRITTEN: unwritten_reads is not None, Trouble.RACE: races}
         seen = launches.launched(self, gpu, grid, size, int(shared), (each for each, does in looked.items() if does))
 
+        ended: list[Block] = []  # their memory and warps serve the next ones
+
         def run(number: Size) -> int:
-            watch = Races(room, -(-int(np.prod(size)) // WARP)) if races and room else None
-            memory = View(outer, Shared(room, unwritten, watch), parameters, constants)
-            watching = observer is not None or watch is not None  # which numpy does
-            begin = None if native is None or watching else partial(Warps, native, memory)
-            block_run = Block(code, memory, number, grid, size, begin)
+            if ended:
+                memory, warps = (before := ended.pop()).memory, before.compiled
+                memory.shared.begin()
+            else:
+                watch = Races(room, -(-int(np.prod(size)) // WARP)) if races and room else None
+                memory = View(outer, Shared(room, unwritten, watch), parameters, constants)
+                watching = observer is not None or watch is not None  # which numpy does
+                warps = None if native is None or watching else Warps(native, memory, size, grid)
+            block_run = Block(code, memory, number, grid, size, warps)
             with np.errstate(all="ignore"):
                 block_run.run()
+            if warps is not None:
+                ended.append(block_run)
             if unwritten_reads is not None:
                 for line, read in block_run.unwritten.items():
                     seen.has(Trouble.UNWRITTEN, read.place)

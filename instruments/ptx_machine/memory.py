@@ -157,8 +157,15 @@ class Shared:
     """
 
     def __init__(self, size: int, unwritten: int | None, races: Any = None):
-        self.data, self.races = np.full(size, unwritten or 0, np.uint8), races
-        self.written = None if unwritten is not None else np.zeros(size, bool)
+        self.data, self.races, self._unwritten = np.empty(size, np.uint8), races, unwritten or 0
+        self.written = None if unwritten is not None else np.empty(size, bool)
+        self.begin()
+
+    def begin(self) -> None:
+        """Be the memory of a block in which nothing was written."""
+        self.data.fill(self._unwritten)
+        if self.written is not None:
+            self.written.fill(False)
 
     def reads(self, starts: Lanes, size: int, lanes: Lanes) -> None:
         """Check reads of `size` bytes from starts (lanes,), by the lanes, bool (32,).

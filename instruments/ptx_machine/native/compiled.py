@@ -145,7 +145,7 @@ class Views(dict):
 
 
 class Warps:
-    """The warps of a block, whose memory compiled code works on.
+    """The warps of a block, whose memory compiled code works on; they serve one block of a launch after the other.
 
     Attributes:
         count: number of warps. data: uint8 (count, bytes), each one's memory.
@@ -154,16 +154,11 @@ class Warps:
         steps, moved: numbers of instructions that were executed, and of times that a warp came to a barrier or its end.
     """
 
-    def __init__(self, native: Native, view: View, number: Size, size: Size, grid: Size):
-        begin = native.begin(size, grid)
+    def __init__(self, native: Native, view: View, size: Size, grid: Size):
+        self._begin = begin = native.begin(size, grid)
         room = np.empty(begin.size + ROW, np.uint8)
         start = -room.ctypes.data % ROW
         self.data = data = room[start : start + begin.size].reshape(begin.shape)
-        data[:] = begin
-        for axis, at in zip("xyz", number):
-            place = native.layout.special_registers.get(f"%ctaid.{axis}")
-            if place is not None:
-                data[:, place : place + 4 * WARP].view(np.uint32)[:] = at
         self.count, self._native = len(data), native
         self.alive, self.blocked = self._of(Field.ALIVE, WARP, bool), self._of(Field.BLOCKED, WARP, bool)
         self.barriers = self._of(Field.BARRIER, 8, np.int64)
@@ -171,6 +166,14 @@ class Warps:
         self._counts = np.zeros(2, np.int64)
         self._fields, self._size = fields, begin.shape[1]
         self._places = data.ctypes.data, fields.ctypes.data, native.slots.ctypes.data, self._counts.ctypes.data
+
+    def begin(self, number: Size) -> None:
+        """Be the warps of a block, by its number in the grid, before they begin."""
+        self.data[:], self._counts[:] = self._begin, 0
+        for axis, at in zip("xyz", number):
+            place = self._native.layout.special_registers.get(f"%ctaid.{axis}")
+            if place is not None:
+                self.data[:, place : place + 4 * WARP].view(np.uint32)[:] = at
 
     @property
     def steps(self) -> int:

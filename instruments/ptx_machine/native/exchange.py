@@ -1,10 +1,10 @@
-"""shfl on LLVM's lanes, where all lanes of a warp take part."""
+"""Exchanges of a warp on LLVM's lanes: shfl and movmatrix, where all lanes take part, and vote."""
 
 from llvmlite import ir
 
 from ptx_machine.native.emitter import Emitter
 from ptx_machine.native.memory import each_lane
-from ptx_machine.native.vectors import I8, I32, I64, lanes
+from ptx_machine.native.vectors import I8, I16, I32, I64, lanes
 
 
 def shuffle(e: Emitter, mode: str, result: bool, inside: bool) -> None:
@@ -36,3 +36,21 @@ def shuffle(e: Emitter, mode: str, result: bool, inside: bool) -> None:
         b.put(b.get(out, lanes(I32)), e.place(0), 16)
     if inside:
         b.put(b.zext(good, lanes(I8)), e.place(int(result)), 16)
+
+
+def vote(e: Emitter, mode: str, value: ir.Value) -> ir.Value:
+    """Emit vote of a predicate: bits of the lanes for ballot, else a predicate, the same in every lane."""
+    b, whole = e.b, ir.IntType(32)
+    yes, every = (b.bitcast(mask, whole) for mask in (b.and_(value, e.mask), e.mask))
+    if mode == "ballot":
+        return b.splat(yes)
+    none, all_of_them = b.icmp_unsigned("==", yes, whole(0)), b.icmp_unsigned("==", yes, every)
+    return b.splat({"any": b.not_(none), "all": all_of_them, "uni": b.or_(none, all_of_them)}[mode])
+
+
+def transpose(e: Emitter, value: ir.Value) -> ir.Value:
+    """Emit movmatrix: it transposes a matrix of 8 x 8 in 16 bits, of which each lane has two, I32 lanes."""
+    e.needs(e.full)
+    halves = e.b.bitcast(value, lanes(I16, 64))
+    turned = ir.Constant(lanes(I32, 64), [I32(8 * column + row) for row in range(8) for column in range(8)])
+    return e.b.bitcast(e.b.shuffle_vector(halves, halves, turned), lanes(I32))

@@ -71,6 +71,20 @@ def exp2(b: Builder, x: ir.Value) -> ir.Value:
     return b.select(nan, b.all(float("nan"), x), b.fmul(power, b.bitcast(exponent, lanes(DOUBLE))))
 
 
+def log2(b: Builder, x: ir.Value) -> ir.Value:
+    """Emit log2 x of float64 that FP32 holds, as `ptx_machine.floats.log2`."""
+    bits = b.bitcast(x, lanes(I64))
+    fraction = b.or_(b.and_(bits, b.all((1 << 52) - 1, bits)), b.all(1022 << 52, bits))  # of [1/2, 1)
+    m, e = b.bitcast(fraction, lanes(DOUBLE)), b.sub(b.lshr(bits, b.all(52, bits)), b.all(1022, bits))
+    low, one, infinity = b.fcmp_ordered("<", m, b.all(series.SQRT_HALF, m)), b.all(1.0, m), b.all(float("inf"), m)
+    m, e = b.select(low, b.fmul(b.all(2.0, m), m), m), b.select(low, b.sub(e, b.all(1, e)), e)
+    z = b.fdiv(b.fsub(m, one), b.fadd(m, one))
+    y = b.fadd(b.sitofp(e, lanes(DOUBLE)), b.fmul(z, polynomial(b, series.ATANH, b.fmul(z, z))))
+    y = b.select(b.fcmp_ordered("==", x, infinity), infinity, y)
+    zero, positive = (b.fcmp_ordered(test, x, b.all(0.0, x)) for test in ("==", ">"))
+    return b.select(positive, y, b.select(zero, b.all(float("-inf"), x), b.all(float("nan"), x)))
+
+
 def wide(b: Builder, x: ir.Value) -> ir.Value:
     """Emit FP32 x as float64."""
     return b.fpext(x, lanes(DOUBLE))
@@ -106,6 +120,7 @@ SINGLE: dict[str, Callable[..., ir.Value]] = {  # on FP32, of the builder and FP
     "sqrt": lambda b, x: b.intrinsic("sqrt", [x]),
     "rsqrt": lambda b, x: narrow(b, b.fdiv(b.all(1.0, lanes(DOUBLE)), b.intrinsic("sqrt", [wide(b, x)]))),
     "ex2": lambda b, x: narrow(b, exp2(b, wide(b, x))),
+    "lg2": lambda b, x: narrow(b, log2(b, wide(b, x))),
 }
 
 

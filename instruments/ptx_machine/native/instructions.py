@@ -242,6 +242,17 @@ def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
     e.build = lambda f: exchange.shuffle(f, mode, result, inside)
 
 
+def _vote(e: Encoding, code: Code, gpu: GPU) -> None:
+    mode, (to, operand) = e.instruction.words[2], e.instruction.operands[:2]
+    write, read = e.result(to, "b32" if mode == "ballot" else "pred"), e.operand(operand, "pred")
+    e.build = lambda f: write(f, exchange.vote(f, mode, read(f)))
+
+
+def _transpose(e: Encoding, code: Code, gpu: GPU) -> None:
+    write, read = (made(operand, "b32") for made, operand in zip((e.result, e.operand), e.instruction.operands))
+    e.build = lambda f: write(f, exchange.transpose(f, read(f)))
+
+
 def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     product = Product(e.instruction, gpu)
     e.shape.append(gpu.name)
@@ -259,7 +270,7 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
 
 TABLE = {
     "bar": _barrier, "barrier": _barrier, "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic,
-    "ld": _load, "st": _store, "cp": _copy, "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply,
-    "ret": _end, "exit": _end, "wgmma": _warpgroup, "atom": _atomic,
+    "ld": _load, "st": _store, "cp": _copy, "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply, "vote": _vote,
+    "ret": _end, "exit": _end, "wgmma": _warpgroup, "atom": _atomic, "movmatrix": _transpose,
     **{name: _nothing for name, step in MOVES.items() if step is nothing},
 }  # fmt: skip

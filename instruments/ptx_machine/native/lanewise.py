@@ -102,6 +102,8 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return b.not_(x[0])
     if name == "neg":
         return b.neg(x[0])
+    if name == "abs":
+        return b.select(b.icmp_signed("<", x[0], b.all(0, x[0])), b.neg(x[0]), x[0])
     if name in ("mul", "mad"):
         return product(b, instruction, x)
     if name in ("min", "max"):

@@ -1,4 +1,4 @@
-"""2^x, 1 / x and a / b of an H100's special function unit on LLVM's lanes, with the bits of
+"""2^x, log2 x, 1 / x and a / b of an H100's special function unit on LLVM's lanes, with the bits of
 `ptx_machine.special_unit`."""
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from ptx_machine.lanes import WARP
 from ptx_machine.native.emitter import NotNative
 from ptx_machine.native.floats import flushed, not_a_number, wide
 from ptx_machine.native.vectors import DOUBLE, FLOAT, I32, I64, POINTER, Builder, lanes
-from ptx_machine.special_unit import BINADE, DOWN, FRACTION, LARGEST, SMALLEST, table
+from ptx_machine.special_unit import BINADE, CUT, DOWN, FRACTION, LARGEST, SMALLEST, table
 from ptx_machine.syntax import Instruction
 
 FARTHEST = 512.0  # beyond which every operand gives 0 or infinity
@@ -19,7 +19,12 @@ FARTHEST = 512.0  # beyond which every operand gives 0 or infinity
 def function(instruction: Instruction) -> Callable[..., ir.Value]:
     """Return the function of a Builder and FP32 operands that emits an approximate instruction."""
     ftz, full = "ftz" in instruction.words, "full" in instruction.words
-    known = {"ex2": partial(ex2, ftz=ftz), "rcp": partial(rcp, ftz=ftz), "div": partial(divided, ftz=ftz, full=full)}
+    known = {
+        "ex2": partial(ex2, ftz=ftz),
+        "lg2": partial(lg2, ftz=ftz),
+        "rcp": partial(rcp, ftz=ftz),
+        "div": partial(divided, ftz=ftz, full=full),
+    }
     if instruction.name not in known:
         raise NotNative
     return known[instruction.name]
@@ -46,6 +51,33 @@ def _unit(b: Builder, x: ir.Value) -> ir.Value:
     exponent = b.shl(b.add(b.ashr(steps, b.all(23, steps)), b.all(1023, steps)), b.all(52, steps))
     power = b.fptrunc(b.fmul(found, b.bitcast(exponent, lanes(DOUBLE))), lanes(FLOAT))
     return b.select(nan, x, flushed(b, power))
+
+
+def lg2(b: Builder, x: ir.Value, ftz: bool) -> ir.Value:
+    """Emit log2 x of FP32 x; without ftz a subnormal number is multiplied by 2^24 first."""
+    if ftz:
+        return _lg2(b, x)
+    small = b.fcmp_ordered("<", b.intrinsic("fabs", [x]), b.all(float(SMALLEST), x))
+    y = _lg2(b, b.fmul(x, b.select(small, b.all(2.0**24, x), b.all(1.0, x))))
+    return b.fadd(y, b.select(small, b.all(-24.0, y), b.all(0.0, y)))
+
+
+def _lg2(b: Builder, x: ir.Value) -> ir.Value:
+    x = flushed(b, x)
+    bits = b.zext(b.bitcast(x, lanes(I32)), lanes(I64))
+    exponent = b.sub(b.and_(b.lshr(bits, b.all(23, bits)), b.all(255, bits)), b.all(127, bits))
+    significand, whole = b.and_(bits, b.all(FRACTION, bits)), b.sitofp(exponent, lanes(DOUBLE))
+    above = b.fadd(whole, wide(b, _looked_up(b, "lg2_0", significand)))
+    below = b.fsub(b.fsub(b.fneg(whole), b.all(1.0, whole)), wide(b, _looked_up(b, "lg2_1", significand)))
+    above, below = (
+        b.bitcast(b.and_(b.bitcast(y, lanes(I64)), b.all(int(CUT), bits)), lanes(DOUBLE)) for y in (above, below)
+    )
+    y = b.select(b.icmp_signed(">=", exponent, b.all(0, bits)), above, b.fneg(below))
+    zero, infinite = b.all(0.0, x), b.all(float("inf"), y)
+    y = b.select(b.fcmp_ordered("==", x, b.all(float("inf"), x)), infinite, y)
+    y = b.select(b.fcmp_ordered("==", x, zero), b.fneg(infinite), y)
+    y = b.select(b.fcmp_unordered("<", x, zero), b.all(float("nan"), y), y)
+    return flushed(b, b.fptrunc(y, lanes(FLOAT)))
 
 
 def rcp(b: Builder, x: ir.Value, ftz: bool) -> ir.Value:
