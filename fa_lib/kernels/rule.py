@@ -129,15 +129,15 @@ class ScoresRoundedBeforeScale(Exact):
         return Format.of((8, self.fmt.precision)).round_(Q @ K.mT)
 
 
-def exact(case: Case) -> dict[str, Tensor]:
-    """Compute the golden values of a Case, and Baseline's errors.
+def exact(case: Case, kernel: Callable | None = None) -> dict[str, Tensor]:
+    """Compute the golden values of a Case, and Baseline's errors; kernel: None is Baseline in the case's format.
 
     Returns:
         dict: the golden values under the names of ALLOWED, in the shapes of `Case.results`; and "baseline", (names,),
         the largest error of Baseline in each, in their order.
     """
     golden = case.results(partial(kernels.golden, inputs=Format.of(case.fmt)), torch.float64)
-    baseline = case.results(baseline_for(case.fmt))
+    baseline = case.results(kernel or baseline_for(case.fmt))
     errors = [(baseline[tensor].double() - golden[tensor]).abs().max().item() for tensor in golden]
     return golden | dict(baseline=torch.tensor(errors, dtype=torch.float64))
 

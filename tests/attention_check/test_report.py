@@ -288,7 +288,7 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
     "at",
     [
         "attention_check.measure.wrong_answers.distance",
-        "attention_check.measure.reference_cache.baseline_for",
+        "attention_check.measure.reference_cache.baseline_in",
         "fa_lib.kernels.rule.deviation",
     ],
 )

@@ -27,7 +27,7 @@ from attention_check.measure.tables import measure
 from attention_check.report import tables
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import judgement_text, title
-from examples import my_kernel
+from examples import fp8_attention, my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, Case, baseline_for, exact, rule_rows
@@ -55,6 +55,16 @@ def examined(tmp_path_factory):
 def attention(q, k, v, causal=False, scale=None):
     """Attention in FP32, rounded at the end."""
     return kernels.unfused(q.float(), k.float(), v.float(), causal=causal, scale=scale).to(q.dtype)
+
+
+@pytest.mark.parametrize(
+    ("fn", "broken"), [(fp8_attention.attention, []), (fp8_attention.unshifted, ["tiny_values"])]
+)
+def test_in_fp8_a_kernel_is_judged_beside_baseline_in_fp8(fn, broken, examined):
+    measured, judgement = examined(fn, replace(TINY, arithmetic="FP8_HEAD"))
+    assert [each.where.get("relation") for each in judgement.findings if each.severity == Severity.FAILS] == broken
+    assert found(judgement, "arithmetic") and not len(measured.bounds)
+    assert found(examined(fn)[1], "error")[0].number > 50  # of 16 bits it is far off, right or not
 
 
 def by_fours(q, k, v, fmt):
@@ -467,7 +477,7 @@ def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
     with files_in(tmp_path):
         first = measure(names, inputs), rule_rows("flash", case, references().tensors(exact, case))
         files = sorted(tmp_path.rglob("*.npz"))
-        monkeypatch.setattr("attention_check.measure.reference_cache.baseline_for", lambda *_: 1 / 0)
+        monkeypatch.setattr("attention_check.measure.reference_cache.baseline_in", lambda *_: 1 / 0)
         again = measure(names, inputs), rule_rows("flash", case, references().tensors(exact, case))
         assert without == first == again and [path.parent.name for path in files] == ["exact", "reference_values"]
         files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")  # damaged: computed again

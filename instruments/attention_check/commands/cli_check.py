@@ -152,6 +152,12 @@ def check_kernel(
     ] = None,
     allow_large: ALLOW_LARGE = False,
     gpu: GPU = "",
+    arithmetic: Annotated[
+        str,
+        typer.Option(
+            help="of a kernel that rounds Q, K, V and P to 8 bits or fewer: FP8_HEAD, FP8_TOKEN, MXFP8, NVFP4"
+        ),
+    ] = "",
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
@@ -176,7 +182,7 @@ def check_kernel(
         ref = KernelRef.of(kernel, gpu, layout)
         if check and tensors:
             raise ValueError("check, tensors: got both; accepted is one of them")
-        for other, given in dict(quick=quick, seed=seed is not None).items():
+        for other, given in dict(quick=quick, seed=seed is not None, arithmetic=arithmetic).items():
             if given and (check or tensors):
                 name = "check" if check else "tensors"
                 raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
@@ -199,7 +205,7 @@ def check_kernel(
         with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
             from attention_check.commands import reports
 
-            reports.check_kernel(subject, "quick" if quick else "report", out, device, seed=seed)
+            reports.check_kernel(subject, "quick" if quick else "report", out, device, seed=seed, arithmetic=arithmetic)
         _judged(files, json_file, exit_code)
 
 

@@ -29,7 +29,7 @@ VISIBLE = 0.1  # of a weight, that it is off by: less has no colour of its own i
 
 def check_kernel(
     kernel: KernelRef | str, depth: CheckPlan | str = "report", out: str | Path = "", device: str = "cpu",
-    layout: str = "bhsd", timeout: float = LIMIT_S, seed: int | None = None,
+    layout: str = "bhsd", timeout: float = LIMIT_S, seed: int | None = None, arithmetic: str = "",
 ) -> Report:  # fmt: skip
     """Judge a kernel and write its page.
 
@@ -43,15 +43,16 @@ def check_kernel(
         timeout: seconds that a call may take in that process.
         seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
             each judgement; its settings say which, as drawn_seed.
+        arithmetic: of Baseline, for a kernel that computes in 8 bits or fewer, as of `low_bits.baseline_in`.
 
     Raises:
-        ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
-            gone then too.
+        ValueError: there is no such kernel, depth, layout or arithmetic; before anything is judged. An old page of the
+            kernel's is gone then too.
     """
     lookup("layout", layout, LAYOUTS)
     kernel = KernelRef.of(kernel, layout=layout)
     plan: CheckPlan = lookup("depth", depth, PLANS) if isinstance(depth, str) else depth
-    plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed)
+    plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed, arithmetic=arithmetic)
     files = PageFiles.of(out, kernel.label)
     files.clear()
     pictures: dict[str, Callable[[], str]] = {}

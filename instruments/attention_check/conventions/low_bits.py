@@ -3,12 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.kernels import quantized_attention
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantized_attention import Quantization
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import E4M3, E5M2, FP32, Format
@@ -91,6 +95,25 @@ def on_grid(q: Tensor, k: Tensor, v: Tensor) -> str:
 def precision_of(fmt: Format, inputs: Format, output: Format) -> Precision:
     """Of a right kernel that computes in a format, of inputs that are as they are held."""
     return replace(Precision.kernel(fmt), inputs=inputs, output=output)
+
+
+def baseline_in(arithmetic: str, fmt: Format | str) -> Callable[..., Tensor]:
+    """Baseline of kernels of a format that round Q, K, V and P to fewer bits.
+
+    Args:
+        arithmetic: what they round to, as `Scheme.of` takes it: "FP8_HEAD" has a scale a head. "" is none:
+            `rule.baseline_for`. P is multiplied by 2**8 first where it has no scale, as FlashAttention-3 does.
+        fmt: of the tensors.
+
+    Raises:
+        ValueError: there is no such arithmetic.
+    """
+    if not arithmetic:
+        return baseline_for(fmt)
+    how = Quantization.of(arithmetic)
+    algorithm = Algorithm("fa2", p_exponent_offset=8 if how.p and how.p.per == "none" else None)
+    settings: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=Precision.kernel(fmt), algorithm=algorithm)
+    return partial(quantized_attention.attention, quantization=how, **settings)
 
 
 def baseline_of(fmt: Format, output: Format) -> Callable[..., Tensor]:

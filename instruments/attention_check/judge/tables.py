@@ -333,7 +333,11 @@ def unsupported(asked: pd.DataFrame) -> Iterator[Finding]:
 
 
 def less_than_format(found: Measurements) -> Iterator[Finding]:
-    """Formats in which an answer is further off than plain sums, of those in which errors are not judged."""
+    """Formats in which an answer is further off than plain sums, of those in which errors are not judged; or the
+    shorter one in which the kernel is known to compute."""
+    if found.arithmetic:
+        yield Finding("arithmetic", Severity.REPORTED, dict(arithmetic=found.arithmetic))
+        return
     judged = {*found.lengths.fmt}
     for row in found.asked[found.asked.times > ROUGH].itertuples():
         if row.asked not in judged:

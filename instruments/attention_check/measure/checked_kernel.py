@@ -54,6 +54,8 @@ class CheckedKernel:
         judged = [fmt for fmt in answered if fmt in ("BF16", "FP16")] or [fmt for fmt in answered if fmt == "FP32"]
         if not isinstance(way.kernel, (str, KernelRef)):
             way = replace(way, kernel=partial(way.kernel))  # a function may be a dataclass, which is several columns
+        if plan.arithmetic:  # Baseline's has no backward pass
+            way = replace(way, able=replace(way.able, gradients=False))
         checked = cls(way, of_one_query(plan) if one_query else plan, tuple(judged), **settings)
         few = () if checked.top_left else FEW[:1] if one_query else FEW  # aligned top-left they would see few keys
         casts = tuple(fmt for fmt in answered if fmt != "FP64")
@@ -98,6 +100,7 @@ class CheckedKernel:
             queries: None is as many as keys. seeds: draws of each. first: the first seed; None is the plan's.
         """
         settings: dict[str, Any] = dict(head_dim=self.way.head_dim, causal=self.able.causal, device=self.device)
+        settings |= dict(arithmetic=self.plan.arithmetic)
         first = self.plan.first_seed if first is None else first
         return [
             Inputs(fmt, distribution, n, seed, n_q, **settings)

@@ -41,7 +41,7 @@ def examine(
     references().prefetch(reference_tasks(likely))  # while it is seen what the kernel can do
     way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
     checked = CheckedKernel.of(way, depth, device=device, cache=cache, beside=_others(beside, way.kernel))
-    found = Measurements(way.conventions, way.asked)
+    found = Measurements(way.conventions, way.asked, arithmetic=depth.arithmetic)
     if not checked.judged:
         return found
     with files_in(cache):

@@ -45,7 +45,7 @@ class Measurements(_Tables):
         rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
         conduct: what it did beside its work, of one in a separate process: rows of `IsolatedKernel.conduct`.
         launches: what it launched on a GPU that is modelled: rows of `IsolatedKernel.launches`.
-        kernel: its name in findings.
+        kernel: its name in findings. arithmetic: of Baseline, as of `low_bits.baseline_in`.
     """
 
     conventions: tuple[str, ...] = ()
@@ -62,6 +62,7 @@ class Measurements(_Tables):
     conduct: pd.DataFrame = _table()
     launches: pd.DataFrame = _table()
     kernel: str = ""
+    arithmetic: str = ""
 
     @property
     def has_format(self) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from attention_check.measure.relations import RELATIONS
 from fa_lib.execution.lookup import lookup
+from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.rule import CALLS
 
 FEW = 128  # queries of a call, for a kernel that takes one at a time
@@ -28,9 +29,11 @@ class CheckPlan:
         drawn: ranges of N, from each of which one is drawn beside `lengths`; drawn_seed: of these, of the inputs there
             and of the order in which lengths are asked for, so that no kernel knows the calls of a judgement before;
             None draws nothing and keeps the order.
+        arithmetic: of Baseline, as of `low_bits.baseline_in`; a kernel in fewer bits is then judged without its
+            gradients and without the bounds that are derived for its format.
 
     Raises:
-        ValueError: a shape or a relation is not known.
+        ValueError: a shape, a relation or an arithmetic is not known.
     """
 
     lengths: tuple[int, ...]
@@ -49,18 +52,22 @@ class CheckPlan:
     related_formats: int = 2
     drawn: tuple[tuple[int, int], ...] = ()
     drawn_seed: int | None = None
+    arithmetic: str = ""
 
     def __post_init__(self):
         for shape in self.shapes:
             lookup("shape", shape, CALLS)
         for relation in self.relations:
             lookup("relation", relation, RELATIONS)
+        if self.arithmetic:
+            lookup("arithmetic", self.arithmetic, SCHEMES)
 
 
 QUICK = CheckPlan(  # seconds
     lengths=(128, 1024), seeds=1, shapes=("97", "256", "causal 384", "causal GQA 203"), head_dims=(32,),
     troubled_n=128, bias_seeds=3, runs=3,
-    relations=("batch_invariance", "strides", "constant_values", "low_scores", "causality", "dv_sum", "splits"),
+    relations=("batch_invariance", "strides", "constant_values", "low_scores", "causality", "dv_sum", "splits",
+               "tiny_values"),
     square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
 REPORT = CheckPlan(  # 20 to 40 seconds for a kernel of torch's

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_check.conventions.low_bits import baseline_in
 from attention_check.measure.reference_store import references
 from fa_lib import kernels
 from fa_lib.experiments import biased_rounding
 from fa_lib.kernels.inputs import DISTRIBUTIONS, draw
-from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format
 from fa_lib.numerics.metrics import deviation
 from fa_lib.theory.worst_inputs import worst_inputs
@@ -37,6 +37,7 @@ class Inputs:
         fmt: name of the format. distribution: of `inputs.DISTRIBUTIONS`, or BIASED or WORST. n: keys.
         queries: None is as many as keys; fewer are for kernels the last ones. seed, head_dim, device: as always.
         causal: whether kernels mask.
+        arithmetic: of Baseline, as of `low_bits.baseline_in`.
 
     Raises:
         ValueError: BIASED or WORST with fewer queries than keys, which they have not.
@@ -50,6 +51,7 @@ class Inputs:
     head_dim: int = 64
     causal: bool = False
     device: str = "cpu"
+    arithmetic: str = ""
 
     def __post_init__(self):
         if self.queries is not None and self.distribution in (BIASED, WORST):
@@ -103,10 +105,10 @@ _before_rounding = lru_cache(maxsize=1)(draw_inputs)  # one draw serves every fo
 
 def reference_values(inputs: Inputs) -> dict[str, Tensor]:
     """What every kernel is held to on some Inputs: `golden`, the golden value's rows (1, heads, rows, head_dim), and
-    `baseline`: max, rmse and outwards (`bias_away_from_zero`) of Baseline (`rule.baseline_for`) on the same rows."""
+    `baseline`: max, rmse and outwards (`bias_away_from_zero`) of Baseline on the same rows."""
     fmt, tensors = Format.of(inputs.fmt), inputs.tensors()
     golden = inputs.compared(kernels.golden, *tensors, inputs=fmt)
-    baseline = inputs.compared(baseline_for(fmt), *tensors)
+    baseline = inputs.compared(baseline_in(inputs.arithmetic, fmt), *tensors)
     d = deviation(baseline, golden, fmt)
     numbers = torch.tensor([d.max, d.rmse, bias_away_from_zero(baseline, golden, fmt)], dtype=torch.float64)
     return dict(golden=golden.cpu(), baseline=numbers)

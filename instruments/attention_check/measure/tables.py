@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
+from attention_check.conventions.low_bits import baseline_in
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, PAST_THE_END, Capabilities, crashed, kernel_fn
@@ -96,6 +98,7 @@ def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
     def rows(grid, able=checked.able):
         call = dict(distribution="normal", kernel=checked.kernel, device=checked.device)
+        call |= dict(arithmetic=checked.plan.arithmetic)
         return checked.sweep(measure_shapes, call | grid, able=able)
 
     def redrawn(call, seeds):
@@ -130,7 +133,9 @@ def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 
 def within_bounds(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
-    """Compare outputs with their own bounds: rows of `bounds`."""
+    """Compare outputs with their own bounds: rows of `bounds`. There are none in fewer bits than the format's."""
+    if checked.plan.arithmetic:
+        return pd.DataFrame()
     grid = dict(judged=[*checked.judged], n=checked.plan.troubled_n, seed=checked.plan.first_seed)
     return checked.sweep(bounds, checked.call | grid, able=checked.able)
 
@@ -157,7 +162,7 @@ def relations(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     if not plan.relations:
         return pd.DataFrame()
     of = dict(key=[*plan.relations], fmt=[*checked.judged[: plan.related_formats]])
-    grid = of | dict(seed=plan.first_seed, n=plan.related_n)
+    grid = of | dict(seed=plan.first_seed, n=plan.related_n, arithmetic=plan.arithmetic)
     return checked.sweep(relate, checked.call | grid, able=checked.able)
 
 
@@ -198,13 +203,14 @@ def reference_tasks(checked: CheckedKernel, again: bool = True) -> list[tuple]:
     normal = [each for each in inputs if again and each.n in plan.lengths and each.distribution == "normal"]
     tasks += [(reference_values, replace(each, seed=each.seed + i)) for i in range(1, plan.seeds) for each in normal]
     tasks += [(measure, checked.beside, each) for each in _emulated(checked)]
-    call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients, device=device)
-    tasks += [(exact, Case(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
+    call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients and not plan.arithmetic, device=device)
+    call |= dict(arithmetic=plan.arithmetic)
+    tasks += [(exact_of, Ruled(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
     for each in _troubled(checked, min(BIAS_DRAWS, plan.bias_seeds)):
         if each.distribution == WORST:  # they are searched for, before anything is computed on them
             tasks.append((worst_inputs, each.n, each.seed, each.head_dim))
         tasks.append((reference_values, each))
-    for fmt in checked.judged:
+    for fmt in () if plan.arithmetic else checked.judged:
         bounded = bounded_inputs(fmt, plan.troubled_n, plan.first_seed, checked.way.head_dim, device, able)
         tasks += [(tolerance_of, each) for each in bounded]
     return [*dict.fromkeys(tasks)]
@@ -214,7 +220,8 @@ def _inputs(row):
     """Of a row of `measure`."""
     numbers = {name: int(row[name]) for name in ("n", "seed", "head_dim")}
     queries = int(row.queries) if row.queries < row.n else None
-    return Inputs(row.fmt, row.distribution, queries=queries, causal=bool(row.causal), device=row.device, **numbers)
+    settings = dict(causal=bool(row.causal), device=row.device, arithmetic=row.arithmetic)
+    return Inputs(row.fmt, row.distribution, queries=queries, **settings, **numbers)
 
 
 def measure_emulated(names: Sequence[str], inputs: Inputs) -> list[dict]:
@@ -273,9 +280,21 @@ def shapes_table(grids: Sequence[dict], over: Callable, again: Callable) -> pd.D
     return pd.concat([redraw_failures(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
 
 
+@dataclass(frozen=True)
+class Ruled(Case):
+    """A Case, and the arithmetic of Baseline, as of `low_bits.baseline_in`."""
+
+    arithmetic: str = ""
+
+
+def exact_of(case: Ruled) -> dict[str, Tensor]:
+    """`rule.exact` of a Case, with the errors of its Baseline."""
+    return exact(case, baseline_in(case.arithmetic, case.fmt))
+
+
 def measure_shapes(
     shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: KernelRef | str | Callable,
-    device: str = "cpu", able: Capabilities = ALL_CAPABILITIES,
+    device: str = "cpu", able: Capabilities = ALL_CAPABILITIES, arithmetic: str = "",
 ) -> list[dict]:  # fmt: skip
     """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
 
@@ -285,9 +304,9 @@ def measure_shapes(
     """
     fn, found = with_kernel_errors(kernel_fn(kernel, able.causal)), []
     for gradients in (True, False) if able.gradients else (False,):
-        case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
+        case = Ruled(shape, head_dim, distribution, fmt, seed, gradients, device, arithmetic)
         try:
-            rows = rule_rows(fn, case, references().tensors(exact, case))
+            rows = rule_rows(fn, case, references().tensors(exact_of, case))
             return found + [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
             failed = dict(ratio=math.nan, passed=None, outcome=error.outcome, problem=str(error))

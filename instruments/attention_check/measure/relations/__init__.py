@@ -1,16 +1,18 @@
 """Relations that no attention kernel may break: asked of a black box, exact or to a derived bound."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from attention_check.conventions.low_bits import baseline_in
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from attention_check.measure.relations import batch
 from attention_check.measure.relations import gradients as gradient
 from attention_check.measure.relations import masks as mask
 from attention_check.measure.relations import values as value
-from attention_check.measure.relations.subject import KernelUnderTest
+from attention_check.measure.relations.subject import BREAKS, ROUNDING, KernelUnderTest
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import Format
 
 
@@ -50,7 +52,7 @@ RELATIONS = {each.key: each for each in (
              "modular/modular#6591", value.constant_values),
     Relation("powers_of_two", "V times a power of two gives O times that power, bit for bit.",
              "NVIDIA/TransformerEngine#3248", value.powers_of_two, bits=True),
-    Relation("tiny_values", "Values below FP16's smallest normal number are not taken as 0.",
+    Relation("tiny_values", "Very small values and weights are not taken as 0.",
              "olcf/olcf-user-docs#478", value.tiny_values),
     Relation("every_key", "A query that matches one key gets that key's value.",
              "NVIDIA/cudnn-frontend#861", value.every_key),
@@ -91,13 +93,15 @@ RELATIONS = {each.key: each for each in (
 
 def relate(
     kernel: KernelRef | str | Callable, key: str, fmt: str, head_dim: int = 64, device: str = "cpu",
-    able: Capabilities = ALL_CAPABILITIES, seed: int = 0, n: int = 256,
+    able: Capabilities = ALL_CAPABILITIES, seed: int = 0, n: int = 256, arithmetic: str = "",
 ) -> list[dict]:  # fmt: skip
     """A cell: one relation, asked of one kernel.
 
     Args:
         kernel: as `kernels.plain` takes it. key: of RELATIONS. fmt: name of the inputs' format.
         able: what `contract` found. n: keys of most cases.
+        arithmetic: of Baseline, as of `low_bits.baseline_in`. Scales that all keys share break relations, too: what
+            Baseline itself is off by, ALLOWED times, is within the limit.
 
     Returns:
         rows: relation, case, outcome, number, limit, problem. outcome: "bitwise" (the difference is 0), "rounding" (it
@@ -109,5 +113,12 @@ def relate(
         ValueError: there is no such kernel, relation or format.
     """
     relation, fn = lookup("key", key, RELATIONS), kernel_fn(kernel, able.causal)
-    subject = KernelUnderTest(fn, Format.of(fmt), head_dim, device, able, seed, n)
-    return [dict(relation=key) | row for row in relation.ask(subject)]
+    subject = KernelUnderTest(fn, Format.of(fmt), head_dim, device, able, seed, n, arithmetic)
+    rows = [dict(relation=key) | row for row in relation.ask(subject)]
+    if arithmetic:
+        baseline = relation.ask(replace(subject, fn=baseline_in(arithmetic, fmt)))
+        limits = {row["case"]: ALLOWED["o"] * row["number"] for row in baseline}
+        for row in rows:
+            if row["outcome"] == BREAKS and row["number"] <= limits[row["case"]]:
+                row |= dict(outcome=ROUNDING, limit=limits[row["case"]])
+    return rows

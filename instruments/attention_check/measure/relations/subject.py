@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_check.conventions.low_bits import baseline_in
 from attention_check.isolation.calls import KernelError, call_or_raise, with_kernel_errors
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, crashed
@@ -19,7 +20,7 @@ from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import ALLOWED, baseline_for, rounds_scores_twice
+from fa_lib.kernels.rule import ALLOWED, rounds_scores_twice
 from fa_lib.numerics.formats import BF16, FP64, Format
 from fa_lib.numerics.metrics import over_baseline
 
@@ -39,7 +40,7 @@ def _kept(compute):
     @wraps(compute)
     def kept(self, *tensors, **options):
         options = self._all(options)
-        of = (compute.__name__, self.fmt, *options)
+        of = (compute.__name__, self.fmt, self.arithmetic, *options)
         key = (*of, *(digest(x) if isinstance(x, Tensor) else x for x in (*tensors, *options.values())))
         if key not in _KEPT:
             _KEPT[key] = compute(self, *tensors, **options)
@@ -56,6 +57,7 @@ class KernelUnderTest:
         fn: called fn(q, k, v, **options).
         fmt: of Q, K and V. head_dim, device, seed: of every draw. n: keys, where a relation names no other number.
         able: where it says that the kernel always masks causally, every call asks for that.
+        arithmetic: of Baseline, as of `low_bits.baseline_in`.
     """
 
     fn: Callable
@@ -65,6 +67,7 @@ class KernelUnderTest:
     able: Capabilities = ALL_CAPABILITIES
     seed: int = 0
     n: int = 256
+    arithmetic: str = ""
 
     def draw(
         self, n_q: int = 0, n_kv: int = 0, batch: int = 2, heads: int = 2, kv_heads: int = 0
@@ -133,7 +136,7 @@ class KernelUnderTest:
         the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
         kernel's answers to two calls that have one golden value."""
         golden = self.golden(q, k, v, **options)
-        baseline = baseline_for(self.fmt)(q, k, v, **options)
+        baseline = baseline_in(self.arithmetic, self.fmt)(q, k, v, **options)
         return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
 
     def apart(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Callable[[], float]:

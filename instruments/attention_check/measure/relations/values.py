@@ -25,7 +25,7 @@ ANY_SCORES = {"any scores": False, f"any scores of {MANY:,} keys": True}  # case
 TINY = 512  # of the smallest FP16 number: half of FP16's smallest normal number
 
 
-P_BELOW, TILES = "P below FP16's normal numbers", 8  # a case, and the most parts of the keys of which one shows
+P_BELOW, TILES = "P below a format's normal numbers", 8  # a case, and the most parts of the keys of which one shows
 LOUD = 32.0  # times the key: a score of that many times sqrt(head_dim)
 
 
@@ -84,13 +84,15 @@ def tiny_values(subject: KernelUnderTest, case: str) -> Found:
     P holds them where the first key has the maximum, V = 0, and all others a score that is log(2^15) lower, V = 1: O is
     their share of the sum. Scores in 16 bits are off by 2^-8, twice, P by 2^-10 and O by 2^-11 of it: less than
     1 / TILES. A kernel that takes these P as 0 loses all of O, or what one tile of 1 / TILES or more of the keys gives.
+    In 8 bits the scores are log(2^11) lower: E4M3 ends at 2^-9, and a kernel has to multiply P first.
     """
-    if subject.fmt != FP16:
+    small = 11 if subject.arithmetic else 15
+    if subject.fmt != FP16 and not (subject.arithmetic and case == P_BELOW):
         raise not_asked("is asked for this in FP16 alone")
     q, k, v = subject.draw()
     if case == P_BELOW:
         q, k, v = torch.zeros_like(q), torch.zeros_like(k), torch.ones_like(v)
-        q[..., 0], k[..., 1:, 0], v[..., 0, :] = 1, -math.log(2.0**15) * subject.head_dim**0.5, 0
+        q[..., 0], k[..., 1:, 0], v[..., 0, :] = 1, -math.log(2.0**small) * subject.head_dim**0.5, 0
         golden = subject.golden(q, k, v)
         return difference(subject(q, k, v), golden, golden.max().item() / TILES)
     v = ((v.double().abs() * TINY / 8).clamp(16, TINY).round() * 2.0**-24).to(v.dtype)
