@@ -59,7 +59,7 @@ class Warp:
         waited: whether it has come to a barrier in this turn, which ends there.
         idle: whether it waits until a barrier lets it go on, or has ended.
         whole: whether none of its 32 threads has ended.
-        shadow: what an observer of the launch keeps beside the registers; None without one.
+        shadow: what an observer of the launch keeps beside the registers.
     """
 
     def __init__(self, block: Any, index: int, threads: int):
@@ -74,7 +74,7 @@ class Warp:
             for name, value in block.compiled.of(index).items():
                 setattr(self, name, value)
         self.turn, self.waited, self.idle, self.whole = True, False, False, bool(self.alive.all())
-        self.shadow: Any = None
+        self.shadow: dict[Register, Any] = {}
 
     def bits(self, register: Register) -> Lanes:
         """Return the bits of a register, (32,)."""
