@@ -50,9 +50,7 @@ def atomic(instruction: Instruction, names: Addresses) -> Step:
                     new[:, i] = run(np.ascontiguousarray(old[:, i]), *(operand[i] for operand in arguments))
                     before[i][group] = old[group, i]
                 memory.store(space, starts, new.view(np.uint8), group, warp.local)
-        for register, old in zip(into, before):
-            if register is not None:
-                warp.write(register, old, mask)
+        warp.write_each(into, before, mask)
 
     return step
 

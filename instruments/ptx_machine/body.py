@@ -199,35 +199,32 @@ class Body:
         if tokens.next == "@":
             tokens.take()
             false = tokens.next == "!" and bool(tokens.take())
-            predicate = self.register(tokens.take())
-            if predicate is None:
-                tokens.at -= 1
-                tokens.refuse("a predicate that was declared")
-            guard = predicate, false
+            guard = self.predicate(), false
         words = _words(tokens.take())
         operands = tokens.listed(self.operand, ";")
         if words[0] == "bra" and len(self.scopes) > 1:
             self.branches.append((len(self.instructions), [scope.number for scope in self.scopes]))
         return Instruction(words, (*operands,), guard, line, self.source, self.callers)
 
+    def predicate(self) -> Register:
+        """Read a predicate."""
+        found = self.register(self.tokens.take())
+        if found is None:
+            self.tokens.at -= 1
+            self.tokens.refuse("a predicate that was declared")
+        return found
+
     def operand(self) -> Operand:
         """Read an operand."""
         tokens, word = self.tokens, self.tokens.next
-        if word == "{":
+        if word in ("{", "("):
             tokens.take()
-            return Vector((*tokens.listed(self.operand, "}"),))
-        if word == "(":
-            tokens.take()
-            return Vector((*tokens.listed(self.operand, ")"),))
+            return Vector((*tokens.listed(self.operand, "}" if word == "{" else ")"),))
         if word == "[":
             return self.address()
         if word == "!":
             tokens.take()
-            predicate = self.register(tokens.take())
-            if predicate is None:
-                tokens.at -= 1
-                tokens.refuse("a predicate that was declared")
-            return Negated(predicate)
+            return Negated(self.predicate())
         first = self.simple()
         if tokens.next == "|":
             tokens.take()

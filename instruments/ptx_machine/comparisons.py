@@ -4,7 +4,7 @@ import numpy as np
 
 from ptx_machine.float64_carrier import PAIRS, carried
 from ptx_machine.floats import halves, joined
-from ptx_machine.lanes import DTYPES, FLOATS, Lanes, Lanewise, Meaning, refuse
+from ptx_machine.lanes import DTYPES, FLOATS, Lanewise, Meaning, refuse
 from ptx_machine.syntax import Instruction
 
 COMPARISONS = {
@@ -102,11 +102,7 @@ def select_by_sign(instruction: Instruction) -> Lanewise:
 def copy_sign(instruction: Instruction) -> Lanewise:
     """Make copysign: the second operand's magnitude with the first's sign."""
     (kind,) = instruction.types
-
-    def run(a: Lanes, b: Lanes) -> Lanes:
-        return np.copysign(b, a)
-
-    return Lanewise((kind, kind), kind, run)
+    return Lanewise((kind, kind), kind, lambda a, b: np.copysign(b, a))
 
 
 SELECTIONS: dict[str, Meaning] = {

@@ -104,16 +104,13 @@ def sleep(instruction: Instruction) -> Step:
 
 def predicate_results(instruction: Instruction, meanings, names: Addresses) -> Step:
     """Make the step of setp, with one result or two; meanings: of `comparisons.set_predicate`."""
-    into, into_2 = both(instruction.operands[0], instruction)
+    into = both(instruction.operands[0], instruction)
     operands = instruction.operands[1:]
     values = [source(operand, kind, instruction, names) for operand, kind in zip(operands, meanings[0].takes)]
 
     def step(warp, mask):
         x = [value(warp) for value in values]
-        results = [meaning.run(*x) for meaning in meanings]
-        for register, result in zip((into, into_2), results):
-            if register is not None:
-                warp.write(register, result, mask)
+        warp.write_each(into, [meaning.run(*x) for meaning in meanings], mask)
 
     return step
 

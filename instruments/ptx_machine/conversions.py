@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from fa_lib.numerics.formats import E4M3, E5M2, round_to
-from ptx_machine.float64_carrier import ROUNDINGS, bits_of, carried
-from ptx_machine.lanes import DTYPES, FLOATS, Lanes, Lanewise, refuse
+from ptx_machine.float64_carrier import ROUNDINGS, bits_of, carried, clamped
+from ptx_machine.lanes import DTYPES, FLOATS, Lanewise, refuse
 from ptx_machine.syntax import BITS, Instruction
 
 WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -44,13 +44,6 @@ def limits(kind: str) -> tuple[int, int]:
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
-def _clamped(x: Lanes, words: tuple[str, ...]) -> Lanes:
-    """Clamp float64 (32,) as the words sat and relu say."""
-    if "sat" in words:
-        x = np.where(x > 0, np.minimum(x, 1.0), 0.0)
-    return np.where(np.isnan(x) | (x > 0), x, 0.0) if "relu" in words else x
-
-
 def _float_to_float(instruction: Instruction, kind: str, gives: str, mode: str):
     words = instruction.words
     to_whole = next((WHOLE[word] for word in words if word in WHOLE), None)
@@ -60,7 +53,7 @@ def _float_to_float(instruction: Instruction, kind: str, gives: str, mode: str):
 
     def run(a):
         x = a if kind == "f64" else carried(a, kind, ftz and kind == "f32")
-        x = _clamped(x if to_whole is None else to_whole(x), words)
+        x = clamped(x if to_whole is None else to_whole(x), words)
         if gives == "f64":
             return x
         y = bits_of(x, gives, mode, ftz and gives == "f32")
@@ -111,13 +104,7 @@ def _float_to_whole(instruction: Instruction, kind: str, gives: str):
 
 def _whole_to_whole(instruction: Instruction, gives: str):
     (low, high), dtype, sat = limits(gives), DTYPES[gives], "sat" in instruction.words
-
-    def run(a):
-        if not sat:
-            return a.astype(dtype)
-        return np.array([min(max(int(x), low), high) for x in a], dtype)
-
-    return run
+    return lambda a: np.array([min(max(int(x), low), high) for x in a], dtype) if sat else a.astype(dtype)
 
 
 def _packed(instruction: Instruction, gives: str, mode: str) -> Lanewise:
@@ -127,7 +114,7 @@ def _packed(instruction: Instruction, gives: str, mode: str) -> Lanewise:
     single, words = gives[:-2], instruction.words
 
     def half(x):
-        y = _clamped(carried(x, "f32"), words)
+        y = clamped(carried(x, "f32"), words)
         if "satfinite" in words:
             largest = 65504.0 if single == "f16" else float(torch.finfo(torch.bfloat16).max)
             y = np.where(np.isnan(y), y, np.clip(y, -largest, largest))

@@ -18,11 +18,6 @@ from ptx_machine.warp import Step, Warp
 LANE = np.arange(WARP)
 
 
-def lanes_of(mask: Lanes) -> Lanes:
-    """Turn 32 bits, (32,) with one number in all lanes, into the lanes that are set, bool (32,)."""
-    return (mask.astype(np.uint64) >> LANE.astype(np.uint64)) & np.uint64(1) == 1
-
-
 def as_bits(mask: Lanes) -> np.uint32:
     """Turn lanes, bool (32,), into 32 bits."""
     return np.uint32((mask.astype(np.uint64) << LANE.astype(np.uint64)).sum())
@@ -50,7 +45,7 @@ def partners(instruction: Instruction, names: Addresses) -> Callable[[Warp], tup
 
 def shuffle(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of shfl: each lane gets the value of another one of its segment; p: whether there is one."""
-    into, into_p = both(instruction.operands[0], instruction)
+    into = both(instruction.operands[0], instruction)
     value, of = source(instruction.operands[1], "u32", instruction, names), partners(instruction, names)
 
     def step(warp, mask):
@@ -59,9 +54,7 @@ def shuffle(instruction: Instruction, names: Addresses) -> Step:
         if absent.any():
             lane = int(absent.argmax())
             raise BadAccess(lane, f"it reads lane {partner[lane]}, which takes no part")
-        warp.write(into, value(warp)[partner], mask)
-        if into_p is not None:
-            warp.write(into_p, inside, mask)
+        warp.write_each(into, (value(warp)[partner], inside), mask)
 
     return step
 
@@ -85,18 +78,17 @@ def vote(instruction: Instruction, names: Addresses) -> Step:
 def match(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of match. any: the lanes with the same value; all: all lanes, if all have one value, else none."""
     mode, kind = instruction.words[1], instruction.types[-1]
-    into, into_p = both(instruction.operands[0], instruction)
+    into = both(instruction.operands[0], instruction)
     value = source(instruction.operands[1], kind, instruction, names)
 
     def step(warp, mask):
         x = value(warp)
-        lanes = np.array([as_bits(mask & (x == number)) for number in x], np.uint32)
+        everyone = bool((x[mask] == x[mask][0]).all())
         if mode == "all":
-            everyone = bool((x[mask] == x[mask][0]).all())
             lanes = np.full(WARP, as_bits(mask) if everyone else 0, np.uint32)
-            if into_p is not None:
-                warp.write(into_p, np.full(WARP, everyone), mask)
-        warp.write(into, lanes, mask)
+        else:
+            lanes = np.array([as_bits(mask & (x == number)) for number in x], np.uint32)
+        warp.write_each(into, (lanes, np.full(WARP, everyone)), mask)
 
     return step
 
@@ -141,13 +133,11 @@ def active(instruction: Instruction, names: Addresses) -> Step:
 
 def elect(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of elect: the first of the lanes that take part."""
-    into, into_p = both(instruction.operands[0], instruction)
+    into = both(instruction.operands[0], instruction)
 
     def step(warp, mask):
-        leader = int(mask.argmax())
-        if into is not None:
-            warp.write(into, np.full(WARP, leader, np.uint32), mask)
-        warp.write(into_p, leader == LANE, mask)
+        leader = np.uint32(mask.argmax())
+        warp.write_each(into, (np.full(WARP, leader), leader == LANE), mask)
 
     return step
 
@@ -174,10 +164,7 @@ def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
         raise refuse(instruction, f"got {got} registers of D, A, B and C; accepted are {product.registers}")
 
     def step(warp, mask):
-        results = product(*([np.ascontiguousarray(value(warp)) for value in values] for values in (a, b, c)))
-        for register, bits in zip(into, results):
-            if register is not None:
-                warp.write(register, bits, mask)
+        warp.write_each(into, product(*([value(warp) for value in values] for values in (a, b, c))), mask)
 
     return step
 
@@ -196,7 +183,7 @@ def members(instruction: Instruction, names: Addresses):
 
     def lanes_of_operand(warp: Warp) -> Lanes:
         free = warp.alive & ~warp.blocked
-        return lanes_of(np.full(WARP, mask(warp)[int(free.argmax())]))
+        return int(mask(warp)[int(free.argmax())]) >> LANE & 1 == 1
 
     return lanes_of_operand
 

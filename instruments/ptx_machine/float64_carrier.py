@@ -4,6 +4,8 @@ Products of two such numbers are exact in float64; sums are rounded to odd. What
 once more, to half the bits or fewer, is the correctly rounded result (Boldo and Melquiond, 2008).
 """
 
+from collections.abc import Collection
+
 import numpy as np
 
 from ptx_machine.lanes import Lanes
@@ -25,6 +27,13 @@ def carried(bits: Lanes, kind: str, ftz: bool = False) -> Lanes:
 def flushed(x: Lanes, kind: str) -> Lanes:
     """Replace numbers of x, float64 (32,), that are subnormal in a type by zero of their sign."""
     return np.where(np.abs(x) < SMALLEST[kind], np.copysign(0.0, x), x)
+
+
+def clamped(x: Lanes, words: Collection[str]) -> Lanes:
+    """Clamp x, float64 (32,), as an instruction's words sat, to [0, 1], and relu, from 0 on, say: NaN is 0."""
+    if "sat" in words:
+        x = np.where(x > 0, np.minimum(x, 1.0), 0.0)
+    return np.where(np.isnan(x) | (x > 0), x, 0.0) if "relu" in words else x
 
 
 def odd_sum(a: Lanes, b: Lanes) -> Lanes:

@@ -15,7 +15,7 @@ from functools import reduce
 import numpy as np
 
 from ptx_machine import series
-from ptx_machine.float64_carrier import NAN, PAIRS, ROUNDINGS, bits_of, carried, flushed, odd_sum
+from ptx_machine.float64_carrier import NAN, PAIRS, ROUNDINGS, bits_of, carried, clamped, flushed, odd_sum
 from ptx_machine.lanes import DTYPES, Lanes, Lanewise, Meaning, refuse
 from ptx_machine.syntax import Instruction
 
@@ -76,11 +76,7 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
             if mode == "rm" and instruction.name in TERMS:  # downward a sum that is exactly 0 is -0, but for +0 and +0
                 negative = np.any([np.signbit(term) for term in TERMS[instruction.name](*values)], 0)
                 x = np.where((x == 0) & negative, -0.0, x)
-            if "sat" in words:
-                x = np.where(x > 0, np.minimum(x, 1.0), 0.0)  # NaN is 0
-            if "relu" in words:
-                x = np.where(np.isnan(x) | (x > 0), x, 0.0)
-            return bits_of(x, single_kind, mode, ftz)
+            return bits_of(clamped(x, words), single_kind, mode, ftz)
 
         def lanes(*operands):
             return joined([single(*numbers) for numbers in zip(*(halves(x, kind) for x in operands))])

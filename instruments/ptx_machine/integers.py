@@ -1,6 +1,8 @@
 """Whole numbers and bits: the meaning of each instruction of PTX. The text: PTX ISA, "Integer Arithmetic
 Instructions", "Logic and Shift Instructions"."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ptx_machine.lanes import DTYPES, WARP, Lanes, Lanewise, Meaning, refuse
@@ -9,22 +11,14 @@ from ptx_machine.syntax import BITS, Instruction
 WIDER = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 
 
-def _two(run) -> Meaning:
-    """Make the meaning of an instruction of two operands, with a result of their type."""
+def _alike(count: int, run: Callable[..., Lanes]) -> Meaning:
+    """Make the meaning of an instruction of `count` operands, with a result of their type."""
 
     def meaning(instruction: Instruction) -> Lanewise:
         (kind,) = instruction.types
         if "sat" in instruction.words:
             raise refuse(instruction, "saturated whole numbers are not modelled")
-        return Lanewise((kind, kind), kind, run)
-
-    return meaning
-
-
-def _one(run) -> Meaning:
-    def meaning(instruction: Instruction) -> Lanewise:
-        (kind,) = instruction.types
-        return Lanewise((kind,), kind, run)
+        return Lanewise((kind,) * count, kind, run)
 
     return meaning
 
@@ -210,17 +204,12 @@ def _four_bytes(instruction: Instruction) -> Lanewise:
     return Lanewise((first, second, gives), gives, run)
 
 
-def _difference(instruction: Instruction) -> Lanewise:
-    """Make sad: c + |a - b|."""
-    (kind,) = instruction.types
-    return Lanewise((kind,) * 3, kind, lambda a, b, c: c + np.where(a > b, a - b, b - a))
-
-
 INTEGERS: dict[str, Meaning] = {
-    "add": _two(np.add), "sub": _two(np.subtract), "mul": multiply, "mad": multiply,
-    "div": _two(_divide), "rem": _two(_remainder), "min": _two(np.minimum), "max": _two(np.maximum),
-    "neg": _one(lambda a: -a), "abs": _one(np.abs),
-    "and": _two(np.bitwise_and), "or": _two(np.bitwise_or), "xor": _two(np.bitwise_xor), "not": _one(np.invert),
+    "add": _alike(2, np.add), "sub": _alike(2, np.subtract), "mul": multiply, "mad": multiply,
+    "div": _alike(2, _divide), "rem": _alike(2, _remainder), "min": _alike(2, np.minimum), "max": _alike(2, np.maximum),
+    "neg": _alike(1, np.negative), "abs": _alike(1, np.abs), "not": _alike(1, np.invert),
+    "sad": _alike(3, lambda a, b, c: c + np.where(a > b, a - b, b - a)),  # c + |a - b|
+    "and": _alike(2, np.bitwise_and), "or": _alike(2, np.bitwise_or), "xor": _alike(2, np.bitwise_xor),
     "shl": _shift, "shr": _shift, "shf": _funnel, "bfe": _extract, "bfi": _insert, "prmt": _permute, "lop3": _table,
-    "popc": _count, "clz": _count, "bfind": _count, "brev": _count, "dp4a": _four_bytes, "sad": _difference,
+    "popc": _count, "clz": _count, "bfind": _count, "brev": _count, "dp4a": _four_bytes,
 }  # fmt: skip

@@ -6,6 +6,7 @@ g + 8 (r % 2), of B in column g. How neighbours lie depends on how many a regist
 """
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ SHAPES = {  # (M, N, K) by the bits of an element
 }
 WIDTHS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 WHOLE = ("s8", "u8")  # types of whole numbers, whose sums are exact
+RESULTS = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 T, G = np.arange(WARP) % 4, np.arange(WARP) // 4
 ALLOWED = {"mma", "sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4"}
 
@@ -86,59 +88,48 @@ class Product:
             except ValueError as error:
                 raise refuse(instruction, str(error)) from None
 
-    def __call__(self, a: list[Lanes], b: list[Lanes], c: list[Lanes]) -> list[Lanes]:
-        """Compute the registers of the result, (32,) each, from the registers of A, B and C; all are bits."""
-        A, B = self._left(a), self._right(b)
-        C = _from_rows(c, self.takes)
+    def __call__(self, a: list[Lanes], b: list[Lanes], c: list[Lanes]) -> np.ndarray:
+        """Compute the registers of the result, (count, 32), from those of A, B and C, (32,) each; all are bits."""
+        m, n, k = self.shape
+        A, B = _assembled(a, self.a, (m, k), left), _assembled(b, self.b, (k, n), right)
+        C = from_result(np.stack(c), self.takes)
         if self.whole:
-            D = A.astype(np.int64) @ B.astype(np.int64) + C.astype(np.int64)
-            D = np.clip(D, -(1 << 31), (1 << 31) - 1) if self.saturated else D
-            return _to_rows(D.astype(np.int32).view(np.uint32), 32)
-        D = summed(self.core, A, B, C)
-        bits = bits_of(D.reshape(-1), self.gives).view(f"uint{BITS[self.gives]}")
-        return _to_rows(bits.reshape(D.shape), BITS[self.gives])
-
-    def _left(self, registers: list[Lanes]) -> np.ndarray:
-        """Assemble A (M, K) from its registers."""
-        m, _, k = self.shape
-        x = _elements(registers, self.a)  # (registers, 32, elements of one)
-        e = x.shape[-1]
-        A = np.zeros((m, k), x.dtype)
-        for r, values in enumerate(x):
-            A[(G + 8 * (r % 2))[:, None], (e * T + 4 * e * (r // 2))[:, None] + np.arange(e)] = values
-        return A
-
-    def _right(self, registers: list[Lanes]) -> np.ndarray:
-        """Assemble B (K, N) from its registers."""
-        _, n, k = self.shape
-        x = _elements(registers, self.b)
-        e = x.shape[-1]
-        B = np.zeros((k, n), x.dtype)
-        for r, values in enumerate(x):
-            B[(e * T + 4 * e * r)[:, None] + np.arange(e), G[:, None]] = values
-        return B
+            D = A @ B + C  # exact
+            return to_result(np.clip(D, -(1 << 31), (1 << 31) - 1) if self.saturated else D, self.gives)
+        return to_result(summed(self.core, A, B, C), self.gives)
 
 
-def _elements(registers: list[Lanes], kind: str) -> np.ndarray:
-    """Unpack registers to (registers, 32, elements of a register), float64."""
-    bits = np.stack([np.ascontiguousarray(x) for x in registers])[..., None]
-    return numbers(bits.view(f"uint{WIDTHS[kind]}"), kind)
+def left(r: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows (32, 1) and columns (32, count) in A of the elements that register r holds, `count` in a lane."""
+    return (G + 8 * (r % 2))[:, None], (count * T + 4 * count * (r // 2))[:, None] + np.arange(count)
 
 
-def _from_rows(registers: list[Lanes], kind: str) -> np.ndarray:
-    """Assemble C (16, 8): each lane has two neighbours in row g, then two in row g + 8."""
-    if kind == "f16":
-        pairs = [x[:, None].view(np.float16).astype(np.float64) for x in registers]
+def right(r: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows (32, count) and columns (32, 1) in B of the elements that register r holds."""
+    return (count * T + 4 * count * r)[:, None] + np.arange(count), G[:, None]
+
+
+def _assembled(registers: list[Lanes], kind: str, shape: tuple[int, int], places: Callable) -> np.ndarray:
+    """Assemble a factor, float64, from its registers; places: `left` or `right`."""
+    bits = np.stack(registers)[..., None]
+    X = np.zeros(shape)
+    for r, values in enumerate(numbers(bits.view(f"uint{WIDTHS[kind]}"), kind)):  # (32, elements of a register)
+        X[places(r, values.shape[1])] = values
+    return X
+
+
+def from_result(registers: np.ndarray, kind: str) -> np.ndarray:
+    """Assemble C (16, n), float64, from the bits of its registers, (count, 32): of eight columns, each lane has two
+    neighbours in row g, then two in row g + 8."""
+    values = np.ascontiguousarray(registers.T).view(RESULTS[kind]).astype(np.float64)  # (32, n / 2)
+    return values.reshape(8, 4, -1, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, -1)
+
+
+def to_result(D: np.ndarray, kind: str) -> np.ndarray:
+    """Split the result (16, n) into the bits of its registers, (count, 32), the reverse of `from_result`."""
+    if kind == "s32":
+        bits = D.astype(np.int64).astype(np.uint32)  # a sum beyond 32 bits wraps round
     else:
-        dtype = np.float32 if kind == "f32" else np.int32
-        values = [x.view(dtype).astype(np.float64 if kind == "f32" else np.int64) for x in registers]
-        pairs = [np.stack(values[i : i + 2], 1) for i in (0, 2)]
-    return np.concatenate([x.reshape(8, 8) for x in pairs])
-
-
-def _to_rows(bits: np.ndarray, width: int) -> list[Lanes]:
-    """Split (16, 8) into registers, the reverse of `_from_rows`."""
-    pairs = [np.ascontiguousarray(bits[i : i + 8]).reshape(WARP, 2) for i in (0, 8)]
-    if width == 16:
-        return [np.ascontiguousarray(x).view(np.uint32)[:, 0] for x in pairs]
-    return [np.ascontiguousarray(x[:, i]) for x in pairs for i in (0, 1)]
+        bits = bits_of(D.reshape(-1), kind).view(f"uint{BITS[kind]}")
+    lanes = bits.reshape(2, 8, -1, 4, 2).transpose(1, 3, 2, 0, 4).reshape(WARP, -1)  # (32, n / 2)
+    return np.ascontiguousarray(np.ascontiguousarray(lanes).view(np.uint32).T)

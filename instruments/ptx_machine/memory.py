@@ -219,19 +219,6 @@ def gather(data: np.ndarray, starts: Lanes, size: int) -> np.ndarray:
     return data[starts.astype(np.int64)[:, None] + np.arange(size)]
 
 
-def check_aligned(addresses: Lanes, size: int, mask: Lanes) -> None:
-    """Check that the addresses (32,) of the lanes of mask are multiples of the size of an access.
-
-    Raises:
-        BadAccess: one is not.
-    """
-    wrong = mask & (addresses % np.uint64(size) != 0)
-    if wrong.any():
-        lane = int(wrong.argmax())
-        reason = f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access"
-        raise BadAccess(lane, reason, Trouble.ACCESS)
-
-
 class View:
     """The memory of one block, for loads and stores of a warp. In its methods `local` is uint8 (32, size), of the
     warp. unwritten: the lane and the place of reads of global memory that nobody has written, if they are watched."""
@@ -276,7 +263,11 @@ class View:
         """Yield, for each memory that lanes access, (function of starts and values that reads or writes, starts, lanes,
         the Shared, the Span of global memory, or None)."""
         addresses = addresses.astype(np.uint64)
-        check_aligned(addresses, size, mask)
+        wrong = mask & (addresses % np.uint64(size) != 0)
+        if wrong.any():
+            lane = int(wrong.argmax())
+            reason = f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access"
+            raise BadAccess(lane, reason, Trouble.ACCESS)
         if space == "generic":
             window = addresses // np.uint64(WINDOW) * np.uint64(WINDOW)
             for base, inner in ((SHARED, "shared"), (LOCAL, "local"), (PARAMETERS, "param")):

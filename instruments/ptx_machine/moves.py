@@ -6,11 +6,11 @@ A copy by cp.async is done at once: a kernel that waits for it, as it must, sees
 
 import numpy as np
 
-from ptx_machine.lanes import DTYPES, WARP, Lanes, raw, refuse
+from ptx_machine.lanes import DTYPES, WARP, refuse
 from ptx_machine.memory import LOCAL, PARAMETERS, SHARED
 from ptx_machine.operands import Addresses, address, into_shared, source, sources, targets, whole
-from ptx_machine.syntax import BITS, Instruction, Operand, Register, Vector, parts
-from ptx_machine.warp import Step, Warp
+from ptx_machine.syntax import BITS, Instruction, Operand, Register, parts
+from ptx_machine.warp import Step
 
 SPACES = ("param", "global", "shared", "local", "const")
 HINTS = (  # of caches, order and visibility: a machine that executes in order ignores them
@@ -41,43 +41,14 @@ def move(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of mov: of a register, a constant or an address; it also packs and unpacks vectors."""
     kind = instruction.types[-1]
     to, operand = instruction.operands
-    if isinstance(operand, Vector):
-        return _pack(instruction, names)
-    if isinstance(to, Vector):
-        return _unpack(instruction)
-    value, (into,) = source(operand, kind, instruction, names), targets(to, instruction)
+    into, count = targets(to, instruction), len(parts(operand))
+    values_of = sources(operand, kind if count == 1 else f"b{BITS[kind] // count}", instruction, names)
+    dtype = f"uint{BITS[kind] // len(into)}"
 
     def step(warp, mask):
-        warp.write(into, value(warp), mask)
-
-    return step
-
-
-def _pack(instruction: Instruction, names: Addresses) -> Step:
-    to, operand = instruction.operands
-    kind, count = instruction.types[-1], len(parts(operand))
-    item_kind = f"b{BITS[kind] // count}"
-    values_of, (into,) = sources(operand, item_kind, instruction, names), targets(to, instruction)
-
-    def step(warp, mask):
-        values = np.stack([value(warp) for value in values_of], 1)
-        warp.write(into, values.view(raw(kind))[:, 0], mask)
-
-    return step
-
-
-def _unpack(instruction: Instruction) -> Step:
-    to, operand = instruction.operands
-    kind = instruction.types[-1]
-    into = targets(to, instruction)
-    value = source(operand, kind, instruction, {})
-    dtype = raw(f"b{BITS[kind] // len(into)}")
-
-    def step(warp, mask):
-        values = np.ascontiguousarray(value(warp)).view(raw(kind))[:, None].view(dtype)
-        for i, register in enumerate(into):
-            if register is not None:
-                warp.write(register, np.ascontiguousarray(values[:, i]), mask)
+        values = [value(warp) for value in values_of]
+        packed = len(values) > 1 or len(into) > 1
+        warp.write_each(into, np.stack(values, 1).view(dtype).T if packed else values, mask)
 
     return step
 
@@ -113,10 +84,7 @@ def load(instruction: Instruction, names: Addresses) -> Step:
 
     def step(warp, mask):
         data = warp.block.memory.load(space, at(warp), size * len(into), mask, warp.local)
-        values = data.view(DTYPES[kind])
-        for i, register in enumerate(into):
-            if register is not None:
-                warp.write(register, np.ascontiguousarray(values[:, i]), mask)
+        warp.write_each(into, data.view(DTYPES[kind]).T, mask)
 
     return step
 
@@ -170,8 +138,10 @@ def copy(instruction: Instruction, names: Addresses) -> Step:
             lanes = mask & (count == length)
             if length == size:
                 values[lanes] = memory.load("global", of(warp), size, lanes, warp.local)[lanes]
-            elif length:
-                _load_bytes(warp, of(warp), int(length), lanes, values)
+            else:
+                for i in range(int(length)):
+                    byte = memory.load("global", of(warp) + np.uint64(i), 1, lanes, warp.local)
+                    values[lanes, i] = byte[lanes, 0]
         if (races := memory.shared.races) is not None:
             races.copying = True
         memory.store("shared", into_shared(to(warp)), values, mask, warp.local)
@@ -189,11 +159,6 @@ def _wait(word: str, left: int | None) -> Step:
     return step
 
 
-def _load_bytes(warp: Warp, at: Lanes, count: int, mask: Lanes, values: np.ndarray) -> None:
-    for i in range(count):
-        values[mask, i] = warp.block.memory.load("global", at + np.uint64(i), 1, mask, warp.local)[mask, 0]
-
-
 def matrices(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of ldmatrix and stmatrix: one, two or four matrices of 8 x 8 in 16 bits. The first lanes have the
     addresses of the rows; each lane gets two neighbours of a row, or, transposed, of a column."""
@@ -208,30 +173,23 @@ def matrices(instruction: Instruction, names: Addresses) -> Step:
     else:
         values = sources(registers, "b32", instruction, names)
 
-    def starts(warp):
-        return into_shared(at(warp))[: 8 * count]
+    lanes = np.arange(WARP) < 8 * count
 
-    def row_lanes(warp):
-        rows = np.zeros(WARP, np.uint64)
-        rows[: 8 * count] = starts(warp)
-        return rows, np.arange(WARP) < 8 * count
+    def rows(warp):
+        return np.where(lanes, into_shared(at(warp)), np.uint64(0))
 
     def load_step(warp, mask):
-        rows, lanes = row_lanes(warp)
-        data = warp.block.memory.load("shared", rows, 16, lanes, warp.local)[: 8 * count]
+        data = warp.block.memory.load("shared", rows(warp), 16, lanes, warp.local)[: 8 * count]
         halves = data.view(np.uint16).reshape(count, 8, 8)
         halves = halves.transpose(0, 2, 1) if transposed else halves
-        for register, bits in zip(into, np.ascontiguousarray(halves).reshape(count, WARP, 2).view(np.uint32)[..., 0]):
-            if register is not None:
-                warp.write(register, bits, mask)
+        warp.write_each(into, np.ascontiguousarray(halves).reshape(count, WARP, 2).view(np.uint32)[..., 0], mask)
 
     def store_step(warp, mask):
-        rows, lanes = row_lanes(warp)
         halves = np.stack([value(warp) for value in values])[..., None].view(np.uint16).reshape(count, 8, 8)
         halves = np.ascontiguousarray(halves.transpose(0, 2, 1) if transposed else halves)
         out = np.zeros((WARP, 16), np.uint8)
         out[: 8 * count] = halves.reshape(8 * count, 8).view(np.uint8)
-        warp.block.memory.store("shared", rows, out, lanes, warp.local)
+        warp.block.memory.store("shared", rows(warp), out, lanes, warp.local)
 
     return load_step if loads else store_step
 

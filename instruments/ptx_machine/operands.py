@@ -29,6 +29,8 @@ def constant(value: Immediate, kind: str) -> Lanes:
 
 def source(operand: Operand, kind: str, instruction: Instruction, names: Addresses) -> Source:
     """Return the function of a warp that reads an operand as a type, (32,)."""
+    if isinstance(operand, Symbol):
+        operand = Immediate(named(operand.name, instruction, names) + operand.offset)
     if isinstance(operand, Register):
         register = operand
         return lambda warp: warp.read(register, kind)
@@ -43,7 +45,6 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
         return lambda warp: (warp.read(register, kind).view(bits.dtype) ^ bits).view(DTYPES[kind])
     if isinstance(operand, Special):
         name = operand.name
-
         if name not in SPECIAL_REGISTERS:
             raise refuse(instruction, f"{name} is not modelled")
 
@@ -51,9 +52,6 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
             return read(warp.special[name], kind) if BITS[kind] <= 32 else warp.special[name].astype(DTYPES[kind])
 
         return special
-    if isinstance(operand, Symbol):
-        lanes = constant(Immediate(named(operand.name, instruction, names) + operand.offset), kind)
-        return lambda warp: lanes
     raise refuse(instruction, f"the operand {operand} is not modelled")
 
 

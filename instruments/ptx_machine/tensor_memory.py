@@ -119,45 +119,37 @@ def _window(warp: Warp, start: int, columns: int) -> np.ndarray:
     return warp.block.tensor_memory[first : quarter + WARP, column : column + columns]
 
 
-def _count(instruction: Instruction) -> int:
-    """The number of registers of a load or store.
+def _places(instruction: Instruction, packed: bool, split: list[Operand]) -> tuple[np.ndarray, np.ndarray]:
+    """Where the threads' numbers lie in a warp's window: lanes (32, 1) and columns (32, count). Of the shape 32x32b
+    each thread has its own lane; of 16x32bx2 the last 16 have the lanes of the first, `split` columns further on.
+    packed: whether a register has the lower halves of two columns.
 
     Raises:
-        ValueError: its shape is not modelled.
+        ValueError: the shape is not modelled.
     """
     words = instruction.words
     times = [word for word in words if re.fullmatch(r"x\d+", word)]
     if not {"32x32b", "16x32bx2"} & {*words} or len(times) != 1:
         raise refuse(instruction, "accepted are the shapes 32x32b and 16x32bx2")
-    return int(times[0][1:])
-
-
-def _places(instruction: Instruction, count: int, split: Operand) -> tuple[np.ndarray, np.ndarray]:
-    """Where the threads' registers lie in a warp's window: lanes (32, 1) and columns (32, count). Of the shape 32x32b
-    each thread has its own lane; of 16x32bx2 the last 16 have the lanes of the first, `split` columns further on."""
-    lane, column = np.arange(WARP)[:, None], np.arange(count)[None]
-    if "32x32b" in instruction.words:
+    lane, column = np.arange(WARP)[:, None], np.arange(int(times[0][1:]) * (2 if packed else 1))[None]
+    if "32x32b" in words:
         return lane, column
-    return lane % 16, column + whole(split, instruction) * (lane // 16)
+    return lane % 16, column + whole(split[0] if split else None, instruction) * (lane // 16)
 
 
 def _load(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     """Each thread gets columns of a lane."""
     into, at, *split = instruction.operands
-    lanes, columns = _places(instruction, _count(instruction), split[0] if split else None)
+    packs = "pack::16b" in instruction.words
+    lanes, columns = _places(instruction, packs, split)
     registers, starts = targets(into, instruction), address(at, instruction, names)
-    packs = "pack::16b" in instruction.words  # the lower halves of two columns go into one register
-    if packs:
-        columns = np.concatenate([columns, columns + columns.shape[1]], 1)
 
     def step(warp, mask):
         window = _window(warp, int(starts(warp)[0]), int(columns.max()) + 1)
         found = window[lanes, columns]  # (32, count)
         if packs:
             found = (found[:, ::2] & np.uint32(0xFFFF)) | found[:, 1::2] << np.uint32(16)
-        for register, bits in zip(registers, np.ascontiguousarray(found.T)):
-            if register is not None:
-                warp.write(register, bits, mask)
+        warp.write_each(registers, found.T, mask)
 
     return step
 
@@ -165,11 +157,9 @@ def _load(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
 def _store(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     """Each thread writes columns of a lane."""
     at, *split, of = instruction.operands
-    lanes, columns = _places(instruction, _count(instruction), split[0] if split else None)
-    starts, values = address(at, instruction, names), sources(of, "b32", instruction, names)
     unpacks = "unpack::16b" in instruction.words
-    if unpacks:
-        columns = np.concatenate([columns, columns + columns.shape[1]], 1)
+    lanes, columns = _places(instruction, unpacks, split)
+    starts, values = address(at, instruction, names), sources(of, "b32", instruction, names)
 
     def step(warp, mask):
         window = _window(warp, int(starts(warp)[0]), int(columns.max()) + 1)

@@ -4,7 +4,7 @@ Of the threads that do not wait, those whose next instruction is first in the te
 took different branches join again behind them, and a warp needs no list of the places where they do.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -59,7 +59,7 @@ class Warp:
         waited: whether it has come to a barrier in this turn, which ends there.
         idle: whether it waits until a barrier lets it go on, or has ended.
         whole: whether none of its 32 threads has ended.
-        shadow: what an observer of the launch keeps beside the registers; None without one.
+        shadow: what an observer of the launch keeps beside the registers.
     """
 
     def __init__(self, block: Any, index: int, threads: int):
@@ -74,7 +74,7 @@ class Warp:
             for name, value in block.compiled.of(index).items():
                 setattr(self, name, value)
         self.turn, self.waited, self.idle, self.whole = True, False, False, bool(self.alive.all())
-        self.shadow: Any = None
+        self.shadow: dict[Register, Any] = {}
 
     def bits(self, register: Register) -> Lanes:
         """Return the bits of a register, (32,)."""
@@ -88,16 +88,11 @@ class Warp:
         """Write values (32,) to a register in the lanes of mask, bool (32,)."""
         np.copyto(self.bits(register), write(values, register.type), where=mask)
 
-    def bits_of_all(self, registers: tuple[Register, ...]) -> np.ndarray:
-        """Return the bits of registers of one width, (count, 32)."""
-        of = self.registers
-        return np.stack([of[register] for register in registers])
-
-    def write_all(self, registers: tuple[Register, ...], bits: np.ndarray) -> None:
-        """Write bits (count, 32) to registers of their width, in all lanes."""
-        of = self.registers
-        for register, lanes in zip(registers, bits):
-            of[register][:] = lanes
+    def write_each(self, registers: Iterable[Register | None], values: Iterable[Lanes], mask: Lanes) -> None:
+        """Write values, (32,) for each register, in the lanes of mask; None: a result that is dropped."""
+        for register, lanes in zip(registers, values):
+            if register is not None:
+                self.write(register, lanes, mask)
 
     def run(self) -> None:
         """Run until no thread can go on, or the warp gives up its turn, or threads of it have come to a barrier."""

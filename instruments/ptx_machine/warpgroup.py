@@ -11,18 +11,16 @@ from functools import cache
 import numpy as np
 
 from ptx_machine.device import GPU
-from ptx_machine.float64_carrier import bits_of
 from ptx_machine.lanes import WARP, refuse
-from ptx_machine.matrix import WHOLE, WIDTHS, G, T, numbers, summed
+from ptx_machine.matrix import WHOLE, WIDTHS, from_result, left, numbers, summed, to_result
 from ptx_machine.memory import BadAccess
 from ptx_machine.operands import Addresses, source, targets, whole
 from ptx_machine.shared_matrices import Descriptor, places, read
 from ptx_machine.syntax import BITS, Instruction, Operand, Register, Vector, parts
-from ptx_machine.warp import Step, Warp
+from ptx_machine.warp import ALL, Step, Warp
 
 WARPS = 4  # of a group
 ROWS = 16  # of a warp
-RESULTS = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 KNOWN = {"wgmma", "mma_async", "sync", "aligned"}
 
 
@@ -84,7 +82,8 @@ class Product:
         """Return A (16, k) and B (n, k), float64."""
         shared = warp.block.memory.shared
         if self.left:
-            A = numbers(_left(warp.bits_of_all(self.left), self.k, self.size), self.kind)
+            bits = np.stack([warp.bits(register) for register in self.left]).reshape(-1)
+            A = numbers(bits.view(f"uint{8 * self.size}")[_left_places(self.k, self.size)], self.kind)
         else:
             A = numbers(read(shared, self.left_places(warp), self.size), self.kind)
         B = numbers(read(shared, self.right_places(warp), self.size), self.kind)
@@ -94,7 +93,7 @@ class Product:
         """Return C (16, n), float64."""
         if not self.keeps(warp):
             return np.zeros((ROWS, self.n))
-        return _result_of(warp.bits_of_all(self.into), self.gives)
+        return from_result(np.stack([warp.bits(register) for register in self.into]), self.gives)
 
 
 def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
@@ -110,7 +109,7 @@ def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     def step(warp, mask):
         (A, B), C = product.factors(warp), product.before(warp)
         D = A @ B.T + C if core is None else summed(core, A, np.ascontiguousarray(B.T), C)
-        warp.write_all(product.into, _registers_of(D, product.gives))
+        warp.write_each(product.into, to_result(D, product.gives), ALL)
 
     return step
 
@@ -123,11 +122,6 @@ def _registers(operand: Operand, instruction: Instruction) -> tuple[Register, ..
     return registers
 
 
-def _left(registers: np.ndarray, k: int, size: int) -> np.ndarray:
-    """Assemble A (16, k) from registers (count, 32), as the bits of its elements: as `matrix.Product` does."""
-    return registers.reshape(-1).view(f"uint{8 * size}")[_left_places(k, size)]
-
-
 @cache
 def _left_places(k: int, size: int) -> np.ndarray:
     """Where the elements of A (16, k) are among those of the registers, one register after the other."""
@@ -135,23 +129,5 @@ def _left_places(k: int, size: int) -> np.ndarray:
     at = np.arange(k * ROWS).reshape(-1, WARP, per)  # (registers, lanes, elements of one)
     A = np.zeros((ROWS, k), np.int64)
     for r, places_of in enumerate(at):
-        A[(G + 8 * (r % 2))[:, None], (per * T + 4 * per * (r // 2))[:, None] + np.arange(per)] = places_of
+        A[left(r, per)] = places_of
     return A
-
-
-def _result_of(registers: np.ndarray, kind: str) -> np.ndarray:
-    """Assemble C (16, n), float64, from registers (count, 32): of eight columns, each lane has two neighbours in row g,
-    then two in row g + 8."""
-    stacked = np.ascontiguousarray(registers.T)  # (32, count)
-    values = stacked.view(RESULTS[kind]).astype(np.float64)  # (32, n / 2)
-    return values.reshape(8, 4, -1, 2, 2).transpose(3, 0, 2, 1, 4).reshape(ROWS, -1)
-
-
-def _registers_of(D: np.ndarray, kind: str) -> np.ndarray:
-    """Split the result (16, n) into registers (count, 32), the reverse of `_result_of`."""
-    if kind == "s32":
-        bits = D.astype(np.int64).astype(np.uint32)  # a sum beyond 32 bits wraps round
-    else:
-        bits = bits_of(D.reshape(-1), kind).view(f"uint{BITS[kind]}")
-    lanes = bits.reshape(2, 8, -1, 4, 2).transpose(1, 3, 2, 0, 4).reshape(WARP, -1)  # (32, n / 2)
-    return np.ascontiguousarray(np.ascontiguousarray(lanes).view(np.uint32).T)

@@ -18,7 +18,7 @@ from ptx_machine.native.instructions import encode
 from ptx_machine.native.loop import advance, turns
 from ptx_machine.operands import Addresses
 from ptx_machine.special_registers import Size, special_registers
-from ptx_machine.syntax import Instruction, Register
+from ptx_machine.syntax import Register
 from ptx_machine.warp import Code
 
 KEPT = 16  # sizes of launches whose beginnings a kernel keeps
@@ -41,7 +41,7 @@ class Native:
             for register in registers_of(instruction):
                 self.layout.register(register)
         self.advance, self.turns = _loops()
-        encodings = [_encoding(instruction, code, self.layout, gpu) for instruction in code.instructions]
+        encodings = [encode(instruction, code, self.layout, gpu) for instruction in code.instructions]
         _compile({each.key: each for each in encodings if each is not None and each.key not in FUNCTIONS})
         self.left: dict[str, int] = {}
         self.slots = np.zeros((len(encodings), SLOTS), np.int64)
@@ -50,11 +50,10 @@ class Native:
             self.slots[at, GUARD] = -1 if guard is None else self.layout.register(guard[0])
             self.slots[at, SENSE] = 1 if guard is None or not guard[1] else 0
             self.slots[at, TOGETHER] = code.members[at] is not None
-            address = FUNCTIONS[encoding.key] if encoding is not None else 0
-            if encoding is None or not address:
+            if encoding is None or not FUNCTIONS[encoding.key]:
                 self.left[str(instruction)] = self.left.get(str(instruction), 0) + 1
                 continue
-            self.slots[at, FUNCTION] = address
+            self.slots[at, FUNCTION] = FUNCTIONS[encoding.key]
             self.slots[at, FIRST_SLOT : FIRST_SLOT + len(encoding.slots)] = encoding.slots
         self._begin = np.zeros(self.layout.size, np.uint8)
         for content, at in self.layout.constants.items():
@@ -78,13 +77,6 @@ class Native:
                 self._of_sizes.clear()
             self._of_sizes[size, grid] = data
         return self._of_sizes[size, grid]
-
-
-def _encoding(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding | None:
-    try:
-        return encode(instruction, code, layout, gpu)
-    except (NotNative, ValueError, LookupError):  # the numpy machine executes it, or refuses it
-        return None
 
 
 FUNCTIONS: dict[str, int] = {}  # of this process: Encoding.key -> address, or 0 where there is none

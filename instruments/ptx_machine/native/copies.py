@@ -22,12 +22,8 @@ def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
         mask = b.and_(mask, all_bytes)
     start, flags, _ = window(e, "shared", target, size, e.mask)
     target_place, place = listed(e, target), listed(e, origin)
-    reads, checked = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(b.any(mask), reads, checked)
-    b.position_at_end(reads)
-    filled(e, window(e, "global", origin, size, mask).fresh, I64(0), place, size, mask)
-    b.branch(checked)
-    b.position_at_end(checked)
+    with b.if_then(b.any(mask)):
+        filled(e, window(e, "global", origin, size, mask).fresh, I64(0), place, size, mask)
     element = lanes(I8, size)
     bits = b.bitcast(mask, I32)
 

@@ -98,19 +98,15 @@ class Encoding:
         """Give an operand a slot, and return the function that reads it as a type."""
         index, negative = len(self.slots), isinstance(operand, Negated)
         register = operand.register if isinstance(operand, Negated) else operand
+        own_kind = register.type if isinstance(register, Register) else kind
+        if isinstance(register, Symbol):
+            register = Immediate(named(register.name, self.instruction, self.layout.names) + register.offset)
         if isinstance(register, Register):
             self.slots.append(self.layout.register(register))
-            own_kind = register.type
         elif isinstance(register, Immediate):
             self.slots.append(self.layout.constant(constant(register, kind)))
-            own_kind = kind
-        elif isinstance(register, Symbol):
-            at = named(register.name, self.instruction, self.layout.names) + register.offset
-            self.slots.append(self.layout.constant(constant(Immediate(at), kind)))
-            own_kind = kind
         elif isinstance(register, Special) and register.name in SPECIAL_REGISTERS and BITS[kind] == 32:
             self.slots.append(self.layout.special(register.name))
-            own_kind = kind
         else:
             raise NotNative
         self.shape.append(f"{'-' if negative else ''}{own_kind}:{kind}")

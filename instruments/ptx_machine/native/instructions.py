@@ -22,18 +22,17 @@ from ptx_machine.syntax import BITS, Immediate, Instruction, Pair, Register, Sym
 from ptx_machine.warp import Code
 
 
-def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding:
-    """Encode an instruction of a kernel for a GPU."""
+def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding | None:
+    """Encode an instruction of a kernel for a GPU. None: the numpy machine executes it, or refuses it."""
     e = Encoding(instruction, layout)
-    name = instruction.name
-    if name in TABLE:
-        TABLE[name](e, code, gpu)
-    else:
-        _lanewise(e, gpu)
+    try:
+        TABLE.get(instruction.name, _lanewise)(e, code, gpu)
+    except (NotNative, ValueError, LookupError):
+        return None
     return e
 
 
-def _lanewise(e: Encoding, gpu: GPU) -> None:
+def _lanewise(e: Encoding, code: Code, gpu: GPU) -> None:
     meaning = lanewise(e.instruction, gpu)
     if meaning is None:
         raise NotNative
@@ -208,8 +207,7 @@ def _atomic(e: Encoding, code: Code, gpu: GPU) -> None:
 def _copy(e: Encoding, code: Code, gpu: GPU) -> None:
     words, operands = e.instruction.words, e.instruction.operands
     if words[2] in WAITS:
-        e.build = lambda f: None
-        return
+        return _nothing(e, code, gpu)
     to, of = e.address(operands[0]), e.address(operands[1])
     size = whole(operands[2], e.instruction)
     count = bytes_read(e.instruction)

@@ -93,15 +93,11 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     """Emit an instruction on whole numbers."""
     name, words, kind = instruction.name, instruction.words, instruction.types[0]
     signed, bits = kind[0] == "s", BITS[kind]
-    simple = {"add": b.add, "sub": b.sub, "and": b.and_, "or": b.or_, "xor": b.xor}
+    simple = {"add": b.add, "sub": b.sub, "and": b.and_, "or": b.or_, "xor": b.xor, "not": b.not_, "neg": b.neg}
     if "sat" in words:
         raise NotNative
     if name in simple:
         return simple[name](*x)
-    if name == "not":
-        return b.not_(x[0])
-    if name == "neg":
-        return b.neg(x[0])
     if name == "abs":
         return b.select(b.icmp_signed("<", x[0], b.all(0, x[0])), b.neg(x[0]), x[0])
     if name in ("mul", "mad"):
@@ -123,13 +119,10 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return count if bits == 32 else b.trunc(count, lanes(I32))
     if name in ("div", "rem") and bits == 32:
         return divided(b, *x, signed=signed, remainder=name == "rem")
-    if name == "shf":
-        n = b.and_(x[2], b.all(31, x[2])) if "wrap" in words else None
-        if n is None:
-            raise NotNative
+    if name == "shf" and "wrap" in words:
         a, c = (b.zext(each, lanes(I64)) for each in x[:2])
         pair = b.or_(a, b.shl(c, b.all(32, c)))
-        wide = b.zext(n, lanes(I64))
+        wide = b.zext(b.and_(x[2], b.all(31, x[2])), lanes(I64))
         window = b.lshr(b.shl(pair, wide), b.all(32, pair)) if "l" in words else b.lshr(pair, wide)
         return b.trunc(window, lanes(I32))
     raise NotNative

@@ -1,8 +1,8 @@
 """Loads and stores, on LLVM's lanes. An access that is a fault, or whose lanes are in several tensors, changes nothing
 and is left to the numpy machine."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -45,14 +45,8 @@ class Window(NamedTuple):
 def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> Window:
     """Emit the window of a space, where all accesses are inside it and aligned; else leave the instruction to the numpy
     machine. Generic accesses must all lie in shared memory, or all in one tensor."""
-    b = e.b
-    low = b.intrinsic("vector.reduce.umin", [b.select(mask, at, b.all(NONE, at))], I64)
-    high = b.intrinsic("vector.reduce.umax", [b.select(mask, at, b.all(0, at))], I64)
-    if size > 1:
-        odd = b.intrinsic("vector.reduce.or", [b.select(mask, at, b.all(0, at))], I64)
-        e.needs(b.icmp_unsigned("==", b.and_(odd, I64(size - 1)), I64(0)))
-    end = b.add(high, I64(size))
-    e.needs(b.icmp_unsigned(">=", end, high))
+    low = e.b.intrinsic("vector.reduce.umin", [e.b.select(mask, at, e.b.all(NONE, at))], I64)
+    end = _end(e, at, size, mask)
     if space == "global":
         return Window(I64(0), I64(0), inside(e, low, end))
     if space == "generic":
@@ -60,8 +54,21 @@ def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> W
     field = {"shared": Memory.SHARED, "param": Memory.PARAMETERS}.get(space)
     if field is None:
         raise NotNative
-    e.needs(b.icmp_unsigned("<=", end, e.of(Memory(field + 1))))
+    e.needs(e.b.icmp_unsigned("<=", end, e.of(Memory(field + 1))))
     return Window(e.of(field), e.of(Memory.WRITTEN) if space == "shared" else I64(0))
+
+
+def _end(e: Emitter, at: ir.Value, size: int, mask: ir.Value) -> ir.Value:
+    """Emit the address behind all accesses; where one is misaligned, leave the instruction to the numpy machine."""
+    b = e.b
+    counting = b.select(mask, at, b.all(0, at))
+    high = b.intrinsic("vector.reduce.umax", [counting], I64)
+    if size > 1:
+        odd = b.intrinsic("vector.reduce.or", [counting], I64)
+        e.needs(b.icmp_unsigned("==", b.and_(odd, I64(size - 1)), I64(0)))
+    end = b.add(high, I64(size))
+    e.needs(b.icmp_unsigned(">=", end, high))
+    return end
 
 
 def _generic(e: Emitter, low: ir.Value, end: ir.Value) -> Window:
@@ -92,11 +99,7 @@ def accesses(e: Emitter, space: str, slot: int, register: str, size: int, local:
     if space != "local":
         return at, window(e, space, at, size, e.mask)
     of_lane = e.slot(local)
-    high = b.intrinsic("vector.reduce.umax", [b.select(e.mask, at, b.all(0, at))], I64)
-    odd = b.intrinsic("vector.reduce.or", [b.select(e.mask, at, b.all(0, at))], I64)
-    end = b.add(high, I64(size))
-    e.needs(b.and_(b.icmp_unsigned("<=", end, of_lane), b.icmp_unsigned(">=", end, high)))
-    e.needs(b.icmp_unsigned("==", b.and_(odd, I64(size - 1)), I64(0)))
+    e.needs(b.icmp_unsigned("<=", _end(e, at, size, e.mask), of_lane))
     lane = ir.Constant(lanes(I64), [I64(i) for i in range(WARP)])
     start = b.add(b.ptrtoint(e.registers, I64), I64(Field.LOCAL))
     return b.add(at, b.mul(lane, b.splat(of_lane))), Window(start, I64(0))
@@ -136,21 +139,8 @@ def each_lane(e: Emitter, mask: ir.Value, work) -> None:
     """Emit a loop that does work(b, lane) for each lane of the mask; the lane's number is an int64."""
     b = e.b
     bits = b.bitcast(mask, I32)
-    before, loop, body, behind, out = b.block, *(b.append_basic_block() for _ in range(4))
-    b.branch(loop)
-    b.position_at_end(loop)
-    i = b.phi(I64)
-    i.add_incoming(I64(0), before)
-    is_active = b.trunc(b.lshr(bits, b.trunc(i, I32)), I1)
-    b.cbranch(is_active, body, behind)
-    b.position_at_end(body)
-    work(b, i)
-    b.branch(behind)
-    b.position_at_end(behind)
-    after = b.add(i, I64(1))
-    i.add_incoming(after, behind)
-    b.cbranch(b.icmp_unsigned("<", after, I64(WARP)), loop, out)
-    b.position_at_end(out)
+    with b.counted(WARP) as lane, b.if_then(b.trunc(b.lshr(bits, b.trunc(lane, I32)), I1)):
+        work(b, lane)
 
 
 def together(
@@ -224,16 +214,9 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
         e, at, start, size, in_a_row if count == 1 else None, apart))  # fmt: skip
 
 
-@contextmanager
-def asked(e: Emitter, flags: ir.Value) -> Iterator[None]:
+def asked(e: Emitter, flags: ir.Value) -> AbstractContextManager:
     """Emit operations that are done only where there are flags of the bytes that were written: they are not at 0."""
-    b = e.b
-    inner, behind = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(b.icmp_unsigned("!=", flags, I64(0)), inner, behind)
-    b.position_at_end(inner)
-    yield
-    b.branch(behind)
-    b.position_at_end(behind)
+    return e.b.if_then(e.b.icmp_unsigned("!=", flags, I64(0)))
 
 
 def written(e: Emitter, flags: ir.Value, at: ir.Value, place: ir.Value, size: int) -> None:

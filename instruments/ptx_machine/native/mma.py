@@ -13,7 +13,7 @@ from fa_lib.numerics.sum_loops import NOTHING
 from fa_lib.numerics.tensor_cores import TensorCore
 from ptx_machine.matrix import WHOLE, WIDTHS
 from ptx_machine.native.emitter import Emitter
-from ptx_machine.native.floats import halves
+from ptx_machine.native.floats import halves, not_a_number
 from ptx_machine.native.vectors import DOUBLE, FLOAT, HALF, I8, I16, I32, I64, Builder, lanes
 
 COLUMNS = 8
@@ -220,72 +220,47 @@ def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
     """Emit a loop over the 16 rows."""
     A, B, eB, C, D, unfit, odd = places
     b, emin_d = e.b, (int(core.result.grid[1]) >> 52) - 1023
-    i, after = counted(b, 16)
-    row = b.at(A, b.mul(i, I64(8 * k)))
-    a = [b.splat(b.get(b.at(row, 8 * j), DOUBLE), COLUMNS) for j in range(k)]
-    d = b.get(b.at(C, b.mul(i, I64(64))), D8)
-    ever = None  # whether a result was not finite
-    for first in range(0, k, core.block):
-        last = min(first + core.block, k)
-        top = exponents(b, d, emin_d)
-        for j in range(first, last):
-            t = b.add(exponents(b, a[j], core.inputs.emin), b.get(b.at(eB, 32 * j), E8))
-            top = b.select(b.icmp_signed(">", t, top), t, top)
-        top = b.select(b.icmp_signed("<", top, b.all(int(NOTHING) // 2, top)), b.all(0, top), top)
-        scale = power_of_two(b, b.sub(b.all(core.F, top), top))
-        terms = b.intrinsic("trunc", [b.fmul(d, scale)])
-        for j in range(first, last):
-            term = b.fmul(b.fmul(a[j], b.get(b.at(B, 64 * j), D8)), scale)
-            terms = b.fadd(terms, b.intrinsic("trunc", [term]))
-        d = rounded(b, b.fmul(terms, power_of_two(b, b.sub(top, b.all(core.F, top)))), core)
-        size = b.intrinsic("fabs", [d])
-        infinite = b.fcmp_unordered("uge", size, b.all(float("inf"), size))
-        ever = infinite if ever is None else b.or_(ever, infinite)
-    b.put(b.or_(b.get(odd, I8), b.zext(b.any(ever), I8)), odd)
-    b.put(b.zext(ever, lanes(I8, COLUMNS)), b.at(unfit, b.mul(i, I64(COLUMNS))))
-    b.put(d, b.at(D, b.mul(i, I64(64))))
-    after()
-
-
-def counted(b: Builder, count: int) -> tuple[ir.Value, Callable[[], None]]:
-    """Begin a loop; return the number of its turn, and the function that ends the loop."""
-    before, loop, out = b.block, b.append_basic_block(), b.append_basic_block()
-    b.branch(loop)
-    b.position_at_end(loop)
-    i = b.phi(I64)
-    i.add_incoming(I64(0), before)
-
-    def after():
-        following = b.add(i, I64(1))
-        i.add_incoming(following, b.block)
-        b.cbranch(b.icmp_unsigned("<", following, I64(count)), loop, out)
-        b.position_at_end(out)
-
-    return i, after
+    with b.counted(16) as i:
+        row = b.at(A, b.mul(i, I64(8 * k)))
+        a = [b.splat(b.get(b.at(row, 8 * j), DOUBLE), COLUMNS) for j in range(k)]
+        d = b.get(b.at(C, b.mul(i, I64(64))), D8)
+        ever = None  # whether a result was not finite
+        for first in range(0, k, core.block):
+            last = min(first + core.block, k)
+            top = exponents(b, d, emin_d)
+            for j in range(first, last):
+                t = b.add(exponents(b, a[j], core.inputs.emin), b.get(b.at(eB, 32 * j), E8))
+                top = b.select(b.icmp_signed(">", t, top), t, top)
+            top = b.select(b.icmp_signed("<", top, b.all(int(NOTHING) // 2, top)), b.all(0, top), top)
+            scale = power_of_two(b, b.sub(b.all(core.F, top), top))
+            terms = b.intrinsic("trunc", [b.fmul(d, scale)])
+            for j in range(first, last):
+                term = b.fmul(b.fmul(a[j], b.get(b.at(B, 64 * j), D8)), scale)
+                terms = b.fadd(terms, b.intrinsic("trunc", [term]))
+            d = rounded(b, b.fmul(terms, power_of_two(b, b.sub(top, b.all(core.F, top)))), core)
+            size = b.intrinsic("fabs", [d])
+            infinite = b.fcmp_unordered("uge", size, b.all(float("inf"), size))
+            ever = infinite if ever is None else b.or_(ever, infinite)
+        b.put(b.or_(b.get(odd, I8), b.zext(b.any(ever), I8)), odd)
+        b.put(b.zext(ever, lanes(I8, COLUMNS)), b.at(unfit, b.mul(i, I64(COLUMNS))))
+        b.put(d, b.at(D, b.mul(i, I64(64))))
 
 
 def _not_numbers(b: Builder, k: int, places: Places) -> None:
     """Set results to NaN where a factor or C is NaN; `odd` stays set where another result is not finite."""
-
-    def is_nan(x):
-        return b.fcmp_unordered("uno", x, x)
-
     b.put(I8(0), places.odd)
-    in_columns = is_nan(b.get(places.B, D8))
+    in_columns = not_a_number(b, b.get(places.B, D8))
     for j in range(1, k):
-        in_columns = b.or_(in_columns, is_nan(b.get(b.at(places.B, 64 * j), D8)))
-    i, after = counted(b, 16)
-    row, row_start = b.at(places.A, b.mul(i, I64(8 * k))), b.mul(i, I64(64))
-    in_row = is_nan(b.get(row, DOUBLE))
-    for j in range(1, k):
-        in_row = b.or_(in_row, is_nan(b.get(b.at(row, 8 * j), DOUBLE)))
-    nan = b.or_(b.or_(in_columns, b.splat(in_row, COLUMNS)), is_nan(b.get(b.at(places.C, row_start), D8)))
-    d, flags = (
-        b.get(b.at(places.D, row_start), D8),
-        b.get(b.at(places.unfit, b.mul(i, I64(COLUMNS))), lanes(I8, COLUMNS)),
-    )
-    all_ones = b.bitcast(b.all(0x7FFFFFFFFFFFFFFF, lanes(I64, COLUMNS)), D8)  # becomes PTX's NaN of fewer bits
-    b.put(b.select(nan, all_ones, d), b.at(places.D, row_start))
-    unexplained = b.and_(b.icmp_unsigned("!=", flags, b.all(0, flags)), b.not_(nan))
-    b.put(b.or_(b.get(places.odd, I8), b.zext(b.any(unexplained), I8)), places.odd)
-    after()
+        in_columns = b.or_(in_columns, not_a_number(b, b.get(b.at(places.B, 64 * j), D8)))
+    with b.counted(16) as i:
+        row, row_start = b.at(places.A, b.mul(i, I64(8 * k))), b.mul(i, I64(64))
+        in_row = not_a_number(b, b.get(row, DOUBLE))
+        for j in range(1, k):
+            in_row = b.or_(in_row, not_a_number(b, b.get(b.at(row, 8 * j), DOUBLE)))
+        nan = b.or_(b.or_(in_columns, b.splat(in_row, COLUMNS)), not_a_number(b, b.get(b.at(places.C, row_start), D8)))
+        d = b.get(b.at(places.D, row_start), D8)
+        flags = b.get(b.at(places.unfit, b.mul(i, I64(COLUMNS))), lanes(I8, COLUMNS))
+        all_ones = b.bitcast(b.all(0x7FFFFFFFFFFFFFFF, lanes(I64, COLUMNS)), D8)  # becomes PTX's NaN of fewer bits
+        b.put(b.select(nan, all_ones, d), b.at(places.D, row_start))
+        unexplained = b.and_(b.icmp_unsigned("!=", flags, b.all(0, flags)), b.not_(nan))
+        b.put(b.or_(b.get(places.odd, I8), b.zext(b.any(unexplained), I8)), places.odd)

@@ -1,6 +1,7 @@
 """LLVM's operations on 32 lanes: types, constants, and access to memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from llvmlite import ir
 
@@ -70,6 +71,20 @@ class Builder(ir.IRBuilder):
     def any(self, mask: ir.Value) -> ir.Value:
         """Emit whether a lane of a mask is set."""
         return self.icmp_unsigned("!=", self.bitcast(mask, ir.IntType(mask.type.count)), ir.IntType(mask.type.count)(0))
+
+    @contextmanager
+    def counted(self, count: int) -> Iterator[ir.Value]:
+        """Emit a loop of what is emitted inside; it gives the number of the turn, of `count`, an int64."""
+        before, loop, out = self.block, self.append_basic_block(), self.append_basic_block()
+        self.branch(loop)
+        self.position_at_end(loop)
+        i = self.phi(I64)
+        i.add_incoming(I64(0), before)
+        yield i
+        following = self.add(i, I64(1))
+        i.add_incoming(following, self.block)
+        self.cbranch(self.icmp_unsigned("<", following, I64(count)), loop, out)
+        self.position_at_end(out)
 
     def masked(self, pointer: ir.Value) -> ir.Value:
         """Emit the mask that is stored as 32 bytes."""

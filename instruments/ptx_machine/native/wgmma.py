@@ -37,18 +37,16 @@ def multiply(
     def register(number):
         return b.at(e.registers, b.get(b.at(e.place(INTO), b.mul(number, I64(8))), I64, 8))
 
-    j, after = mma.counted(b, product.n // mma.COLUMNS)
-    for line, x in enumerate(right.eight(b.mul(j, I64(mma.COLUMNS)), k)):
-        b.put(x if product.signs[0] == product.signs[1] else b.fneg(x), b.at(places.B, 64 * line))
-    numbers = [b.add(b.mul(j, I64(sums)), I64(i)) for i in range(sums)]
-    before = [b.select(kept, register(number), e.place(ZEROS)) for number in numbers]
-    mma.read_sums(b, before, product.gives, places.C)
-    mma.add_product(e, core, k, places)
-    mma.write_sums(b, [b.at(results, b.mul(number, I64(128))) for number in numbers], product.gives, places.D)
-    after()
-    number, after = mma.counted(b, len(product.into))
-    b.put(b.get(b.at(results, b.mul(number, I64(128))), lanes(I32), 16), register(number), 16)
-    after()
+    with b.counted(product.n // mma.COLUMNS) as j:
+        for line, x in enumerate(right.eight(b.mul(j, I64(mma.COLUMNS)), k)):
+            b.put(x if product.signs[0] == product.signs[1] else b.fneg(x), b.at(places.B, 64 * line))
+        numbers = [b.add(b.mul(j, I64(sums)), I64(i)) for i in range(sums)]
+        before = [b.select(kept, register(number), e.place(ZEROS)) for number in numbers]
+        mma.read_sums(b, before, product.gives, places.C)
+        mma.add_product(e, core, k, places)
+        mma.write_sums(b, [b.at(results, b.mul(number, I64(128))) for number in numbers], product.gives, places.D)
+    with b.counted(len(product.into)) as number:
+        b.put(b.get(b.at(results, b.mul(number, I64(128))), lanes(I32), 16), register(number), 16)
 
 
 class SharedMatrix:

@@ -27,13 +27,13 @@ def bits(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | 
     if register is None or number is None:
         return None
     if name == "shl" and number == 16:
-        return _chosen(instruction, register, ("half", 0), ("pair", 0), into="word")
+        return moved(instruction, register, "half", "pair", by=_first, into="word")
     if name == "and" and number == HIGH:
-        return _chosen(instruction, register, ("pair", 1), into="word")
+        return moved(instruction, register, "pair", by=_second, into="word")
     if name == "shr" and number == 16:
-        return _chosen(instruction, register, ("pair", 1), into="half")
+        return moved(instruction, register, "pair", by=_second, into="half")
     if name == "and" and number == 0xFFFF:
-        return _chosen(instruction, register, ("pair", 0), into="half")
+        return moved(instruction, register, "pair", by=_first, into="half")
     if name == "xor" and number == SIGN:
         return moved(instruction, register, "word", by=np.negative)
     return None
@@ -64,17 +64,12 @@ def _by_power(instruction: Instruction) -> Begin:
     return begin
 
 
-def _chosen(instruction: Instruction, register: Register, *places: tuple[str, int], into: str) -> Begin:
-    target = result_of(instruction)
+def _first(shadows: np.ndarray) -> np.ndarray:
+    return shadows[:, :1]
 
-    def begin(warp, mask):
-        for kind, part in places:
-            shadows = values.of(warp, register, kind)
-            if shadows is not None:
-                return lambda: values.put(warp, target, into, shadows[:, part : part + 1], mask)
-        return None
 
-    return begin
+def _second(shadows: np.ndarray) -> np.ndarray:
+    return shadows[:, 1:]
 
 
 def _part(operand: Operand, part: int):

@@ -8,7 +8,7 @@ import numpy as np
 from ptx_machine.atomics import ATOMIC
 from ptx_machine.float64_carrier import carried
 from ptx_machine.lanes import WARP, Lanes
-from ptx_machine.matrix import G, T
+from ptx_machine.matrix import G, T, left, right
 from ptx_machine.memory import SHARED, gather
 from ptx_machine.moves import space_of
 from ptx_machine.operands import Addresses, address, parts, source, targets
@@ -32,8 +32,8 @@ def multiply(instruction: Instruction, names: Addresses, policy: Policy, memorie
     m, n, k = map(int, re.findall(r"\d+", shape))
     into = targets(instruction.operands[0], instruction)
     a, b, c = (parts(operand) for operand in instruction.operands[1:4])
-    left, right = _of_left(len(a), FACTORS[factor]), _of_right(len(b), FACTORS[factor])
-    sums = _of_result(gives)
+    per = values.PARTS[FACTORS[factor]]
+    of_a, of_b, sums = [left(r, per) for r in range(len(a))], [right(r, per) for r in range(len(b))], _of_result(gives)
     held = "pair" if gives == "f16" else "word"
 
     def matrix(warp, registers, kind, type_name, at, shape):
@@ -43,18 +43,18 @@ def multiply(instruction: Instruction, names: Addresses, policy: Policy, memorie
         count = max(len(shadows) for _, shadows in read)
         full = np.zeros((count, *shape))
         for (x, shadows), (rows, columns) in zip(read, at):
-            actual[rows, columns], full[:, rows, columns] = x, shadows
+            actual[rows.T, columns.T], full[:, rows.T, columns.T] = x, shadows
         return actual, full
 
     def begin(warp, mask):
-        A, shadow_A = matrix(warp, a, FACTORS[factor], factor, left, (m, k))
-        B, shadow_B = matrix(warp, b, FACTORS[factor], factor, right, (k, n))
+        A, shadow_A = matrix(warp, a, FACTORS[factor], factor, of_a, (m, k))
+        B, shadow_B = matrix(warp, b, FACTORS[factor], factor, of_b, (k, n))
         C, shadow_C = matrix(warp, c, held, takes, sums, (m, n))
         with np.errstate(all="ignore"):
             exact, shadows = C + A @ B, shadow_C + shadow_A @ shadow_B  # (m, n), (variants or 1, m, n)
 
         def end():
-            rows, columns = (np.stack(each) for each in zip(*sums))  # (registers, parts, 32)
+            rows, columns = (np.stack([x.T for x in each]) for each in zip(*sums))  # (registers, 1 or parts, 32)
             pick = lambda x: x[..., rows, columns]  # noqa: E731
             given = {i: register for i, register in enumerate(into) if register is not None}
             actual = np.stack([values.numbers(warp, register, held, gives) for register in given.values()])
@@ -83,26 +83,11 @@ def _numbers(warp, operand, kind: str, type_name: str, instruction: Instruction,
     return x, x[None] if shadows is None else np.where(np.isnan(shadows), x, shadows)
 
 
-def _of_left(count: int, kind: str) -> list[tuple[Lanes, Lanes]]:
-    """Return rows and columns in A of each register's numbers, (parts, 32) each."""
-    e = values.PARTS[kind]
-    part = np.arange(e)[:, None]
-    return [(np.broadcast_to(G + 8 * (r % 2), (e, WARP)), e * T + 4 * e * (r // 2) + part) for r in range(count)]
-
-
-def _of_right(count: int, kind: str) -> list[tuple[Lanes, Lanes]]:
-    """Return rows and columns in B of each register's numbers, (parts, 32) each."""
-    e = values.PARTS[kind]
-    part = np.arange(e)[:, None]
-    return [(e * T + 4 * e * r + part, np.broadcast_to(G, (e, WARP))) for r in range(count)]
-
-
-def _of_result(gives: str) -> list[tuple[Lanes, Lanes]]:
-    """Return rows and columns in C and D of each register's numbers, (parts, 32) each."""
+def _of_result(gives: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return rows (32, 1) and columns (32, parts) in C and D of each register's numbers."""
     if gives == "f16":
-        part = np.arange(2)[:, None]
-        return [(np.broadcast_to(G + 8 * r, (2, WARP)), 2 * T + part) for r in (0, 1)]
-    return [((G + 8 * (r // 2))[None], (2 * T + r % 2)[None]) for r in range(4)]
+        return [left(r, 2) for r in (0, 1)]
+    return [((G + 8 * (r // 2))[:, None], (2 * T + r % 2)[:, None]) for r in range(4)]
 
 
 def add_to_memory(instruction: Instruction, names: Addresses, policy: Policy, memories: Memories) -> Callable | None:

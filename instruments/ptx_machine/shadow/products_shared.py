@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ptx_machine.matrix import G, T
+from ptx_machine.matrix import G, T, left
 from ptx_machine.operands import Addresses
 from ptx_machine.shadow import values
 from ptx_machine.shadow.policy import Policy, line_of
@@ -73,9 +73,9 @@ def _of_left(warp, product: Product) -> np.ndarray | None:
         return None
     full = np.full((count, ROWS, product.k), np.nan)
     for r, shadows in enumerate(known):
-        for part in range(2):
-            if shadows is not None:
-                full[:, G + 8 * (r % 2), 2 * T + 8 * (r // 2) + part] = shadows[:, part]
+        if shadows is not None:
+            rows, columns = left(r, 2)
+            full[:, rows.T, columns.T] = shadows
     return full
 
 

@@ -35,27 +35,19 @@ class ShadowValue:
     values: np.ndarray
 
 
-def shadow_values(warp: Warp) -> dict[Register, ShadowValue]:
-    """Return the shadows of a warp's registers."""
-    if warp.shadow is None:
-        warp.shadow = {}
-    return warp.shadow
-
-
 def put(warp: Warp, register: Register, kind: str, values: np.ndarray, mask: Lanes) -> None:
     """Give a register, which was just written in the lanes of mask, shadows (variants, parts, 32)."""
-    known, bits = shadow_values(warp), warp.bits(register)
-    old = known.get(register)
+    old, bits = warp.shadow.get(register), warp.bits(register)
     if not mask.all():
         rest = old.values if old is not None and old.kind == kind else np.nan
         values = np.where(mask, values, rest)
         bits = np.where(mask, bits, old.bits if old is not None else bits)
-    known[register] = ShadowValue(kind, bits.copy(), values)
+    warp.shadow[register] = ShadowValue(kind, bits.copy(), values)
 
 
 def of(warp: Warp, register: Register, kind: str) -> np.ndarray | None:
     """Return a register's shadows (variants, parts, 32) of a kind, NaN where there is none; None: it has none."""
-    shadow = shadow_values(warp).get(register)
+    shadow = warp.shadow.get(register)
     if shadow is None or shadow.kind != kind:
         return None
     same = shadow.bits == warp.bits(register)
