@@ -129,7 +129,7 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
             or infinite.
     """
     names = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
-    about = {name: text for name, text in _header(path).items() if name != "beside"}
+    about: dict[str, str] = {name: text for name, text in _header(path).items() if name != "beside"}
     try:
         named = by_meaning(names)
     except ValueError as error:

@@ -168,7 +168,7 @@ def narrower_format(tensors: Mapping[str, Tensor]) -> str:
     return next((fmt for fmt, to in formats.items() if all(narrowed(tensors[x], to).dtype == to for x in names)), "")
 
 
-def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in a narrower dtype, where that changes no value; else as it is."""
-    narrow = x.to(dtype)
+def narrowed(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor in a narrower dtype, where there is one and that changes no value; else as it is."""
+    narrow = x.to(dtype or x.dtype)
     return narrow if torch.equal(narrow.to(x.dtype), x) else x

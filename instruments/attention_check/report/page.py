@@ -114,10 +114,11 @@ def picture(figure: "Figure") -> str:
     nor control characters."""
     import matplotlib.pyplot as plt  # a page of pictures that are drawn already does without
 
-    legends, content = [ax.get_legend() for ax in figure.axes if ax.get_legend()], io.BytesIO()
+    legends = (legend for ax in figure.axes if (legend := ax.get_legend()))
     for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
         text.set_text("\n".join(map(Untrusted, text.get_text().split("\n"))))
         text.set_parse_math(False)
+    content = io.BytesIO()
     figure.savefig(content, format="png", dpi=200, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
     return base64.b64encode(content.getvalue()).decode()
