@@ -103,8 +103,7 @@ def test_options_of_a_comparison_without_a_file_are_used_or_refused():
     done = command("compare", "flash", "unfused", "--n", "128", "--causal", "--scale", "0.3")
     assert done.exit_code == 0, done.output
     call = ComparisonInputs(reading=Reading(causal=True, scale=0.3, softcap=2.0), n=32).call()
-    q, k, v, options = call.q, call.k, call.v, call.options
-    assert options == dict(causal=True, scale=0.3, softcap=2.0)
+    assert call.options == dict(causal=True, scale=0.3, softcap=2.0)
     for words in (("--layout", "bshd"), ("--allow-large",)):
         done = command("compare", "flash", "unfused", *words)
         assert done.exit_code == 2 and "layout, allow_large: got" in done.output
