@@ -63,7 +63,8 @@ def test_the_wrong_one_and_its_mistake_are_named():
 
 def test_the_numbers_are_those_of_the_outputs():
     found = names("shipped", "low")
-    q, k, v, options, _ = DRAWN.tensors()
+    call = DRAWN.call()
+    q, k, v, options = call.q, call.k, call.v, call.options
     golden = kernels.golden(q, k, v, inputs="BF16")
     a, b = (kernel(q, k, v, **options).double() for kernel in (shipped, low))
     assert found.errors["b"]["max"] == (b - golden).abs().max().item()

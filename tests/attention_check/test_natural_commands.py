@@ -102,8 +102,8 @@ def test_a_tensor_of_too_few_dimensions_is_named(tmp_path, name):
 def test_options_of_a_comparison_without_a_file_are_used_or_refused():
     done = command("compare", "flash", "unfused", "--n", "128", "--causal", "--scale", "0.3")
     assert done.exit_code == 0, done.output
-    q, k, v, options, _ = ComparisonInputs(reading=Reading(causal=True, scale=0.3, softcap=2.0), n=32).tensors()
-    assert options == dict(causal=True, scale=0.3, softcap=2.0)
+    call = ComparisonInputs(reading=Reading(causal=True, scale=0.3, softcap=2.0), n=32).call()
+    assert call.options == dict(causal=True, scale=0.3, softcap=2.0)
     for words in (("--layout", "bshd"), ("--allow-large",)):
         done = command("compare", "flash", "unfused", *words)
         assert done.exit_code == 2 and "layout, allow_large: got" in done.output

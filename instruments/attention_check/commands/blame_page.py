@@ -30,7 +30,7 @@ def place(row: Mapping) -> str:
 
 
 def shortened(text: str) -> str:
-    """Shorten a source line."""
+    """A source line of at most WIDTH characters."""
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
@@ -51,10 +51,8 @@ def completeness(found: Blame) -> str:
     where = "; ".join(f"{', '.join(words)} in {line.name or NO_LINE}" for line, words in lost)
     ends = f" Numbers could not be followed through {where}." if where else ""
     part = percent((found.distance / found.relative) ** 2)
-    rest = (
-        f"Without the errors listed here the kernel is still {found.distance:.0e} from attention ({part} of the square)"
-    )
-    return f"{rest}: that part of its error has no line.{ends}"
+    rest = f"the kernel is still {found.distance:.0e} from attention ({part} of the square)"
+    return f"Without the errors listed here {rest}: that part of its error has no line.{ends}"
 
 
 def lines(found: Blame) -> list[str]:
@@ -77,10 +75,7 @@ def change_text(words: str, answer: float) -> str:
 
 
 def changes_of(text: str, found: Blame) -> tuple[dict[Line, Format | None], str]:
-    """Read a change, "38=FP32" or "softmax.h:88=exact,41=BF16".
-
-    Args:
-        text: of the command line. found: names the lines.
+    """Read a change of lines of `found`, "38=FP32" or "softmax.h:88=exact,41=BF16".
 
     Returns:
         (line -> format, None for exact; the change in words).
@@ -93,14 +88,12 @@ def changes_of(text: str, found: Blame) -> tuple[dict[Line, Format | None], str]
     for one in text.split(","):
         match = re.fullmatch(r"(?:(.+):)?(\d+)=(\w+)", one.strip())
         if match is None:
-            raise ValueError(
-                f"--what-if: got {one!r}; accepted is LINE=FORMAT or FILE:LINE=FORMAT, as 38=FP32, 38=exact"
-            )
+            accepted = "accepted is LINE=FORMAT or FILE:LINE=FORMAT, as 38=FP32, 38=exact"
+            raise ValueError(f"--what-if: got {one!r}; {accepted}")
         name, number, fmt = match[1], int(match[2]), match[3]
-        files = [file for file in found.files if name is None or file.endswith(name)]
-        chosen = [line for line in found.added
-                  if any(frame == (file, number) for file in files[: 1 if name is None else None]
-                         for frame in line.frames)]  # fmt: skip
+        files = [file for file in found.files if file.endswith(name)] if name else found.files[:1]
+        frames = {(file, number) for file in files}
+        chosen = [line for line in found.added if frames & {*line.frames}]
         if not chosen:
             numbers = ", ".join(str(number) for file in files[:1] for number in found.by_line(file)) or "none"
             raise ValueError(f"--what-if: got line {one.strip()!r}; accepted are lines with errors: {numbers}")
@@ -114,17 +107,12 @@ AROUND = 3  # lines of source before and after one that makes an error
 
 
 def write(out: Path, found: Blame, about: Mapping[str, str], answers: Sequence[str]) -> None:
-    """Write the page.
-
-    Args:
-        out: the file. found: what is shown. about: name -> value, of the call. answers: sentences on changes.
-    """
+    """Write the page. about: name -> value, of the call. answers: sentences on changes."""
     page = rendered(
         TEMPLATE, headline=headline(found), completeness=completeness(found), about=dict(about) | dict(date=date()),
         answers=[*answers], sources=[each for file in found.files if (each := source(found, file))["lines"]],
         rows=found.table.to_dict("records"), coarse=found.coarse_format.name, percent=percent, place=place,
     )  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as path:
         path.write_text(page)
 
@@ -134,11 +122,10 @@ def source(found: Blame, file: str) -> dict[str, Any]:
     (whether lines are left out before it)."""
     shares, text = found.by_line(file), source_text(file)
     shown = sorted({near for number in shares for near in range(number - AROUND, number + AROUND + 1) if near in text})
-    lines, last = [], None
-    for number in shown:
+    lines = []
+    for last, number in zip([None, *shown], shown):
         share = shares.get(number)
         words, heat = ("", 0) if share is None else (percent(share), round(100 * min(abs(share), 1) ** 0.5))
         gap = last is not None and number > last + 1
         lines.append(dict(number=number, text=text[number], gap=gap, share=words, heat=heat))
-        last = number
     return dict(name=Path(file).name, lines=lines)

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
-import torch
 
 from attention_check.explain.explain import explain_call
 from attention_check.explain.explain import read as explain_read
@@ -57,29 +56,25 @@ def check_tensors(
     held = read_captured(path, reading)
     if names is None:
         if "without_o" in held.about:
-            fmt = held.about["without_o"]
-            raise ValueError(
-                f"format: rounding q, k and v to {fmt} changes them, so that the o of {path} is no answer to them; "
-                "accepted is the file's own format, or a --kernel to judge"
-            )
+            changes = f"rounding q, k and v to {held.about['without_o']} changes them"
+            accepted = "accepted is the file's own format, or a --kernel to judge"
+            raise ValueError(f"format: {changes}, so that the o of {path} is no answer to them; {accepted}")
         names = ("flash" if held.o is None else RAN, *REFERENCE_KERNELS)
     if RAN in names and held.o is None:
         raise ValueError(f"names: got {RAN!r}; {path} holds no o that is an answer to its q, k and v")
     with all_isolated([KernelRef.of(name) for name in names if name != RAN]) as loaded:
         here = iter(loaded)
         subjects = [RAN if name == RAN else next(here) for name in names]
-        q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
-        options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in held.options.items()}
-        ran = None if held.o is None else held.o.to(device)
-        answers = captured.answered(q, k, v, options, subjects, ran)
-        back = pd.DataFrame()
-        judged, behaved = subjects[0], pd.DataFrame()
+        held = held.on(device)
+        q, k, v, options = held.q, held.k, held.v, held.options
+        answers = captured.answered(q, k, v, options, subjects, held.o)
+        judged, of_judged = subjects[0], dict[str, pd.DataFrame]()
         if isinstance(judged, KernelRef):
             if held.dO is not None:
-                back = pd.DataFrame(captured.gradients(q, k, v, held.dO.to(device), options, judged))
-            behaved = conduct(judged)
+                of_judged["gradients"] = pd.DataFrame(captured.gradients(q, k, v, held.dO, options, judged))
+            of_judged["conduct"] = conduct(judged)
     keys = tuple(answers)
-    found = replace(examine_tensors(q, k, v, options, answers, keys[0]), gradients=back, conduct=behaved)
+    found = replace(examine_tensors(q, k, v, options, answers, keys[0]), **of_judged)
     explained, why = None, ""
     if judged == RAN:
         try:
@@ -94,11 +89,8 @@ def check_tensors(
     stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
     shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}{stored}"
     about |= {"Tensors": " ".join(filter(None, (shapes, shortened(found.risks))))}
-    settings = (
-        dict(file=f"{path}", names=[*map(label_of, keys)], device=device)
-        | asdict(reading)
-        | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
-    )
+    settings = dict(file=f"{path}", names=[*map(label_of, keys)], device=device) | asdict(reading)
+    settings |= {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
     panels = tensors_panels(found.risks, found.deviations)
     return write_report(files, judgement, tensors_sections(found, explained), panels, found.items(), about, settings)
 
@@ -134,9 +126,7 @@ def check_model(
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close, ways)
     about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
-    settings = dict(
-        function=function, names=[f"{name}" for name in names], calls=probe.calls, save=f"{save or ''}", causal=causal
-    )
+    settings = dict(function=function, names=[*map(str, names)], calls=probe.calls, save=f"{save or ''}", causal=causal)
     sections, panels = model_sections(probe.table, ways), model_panels(probe.table)
     tables = [("probe", probe.table), ("ways", pd.DataFrame(ways))]
     return write_report(files, judgement, sections, panels, tables, about, settings)

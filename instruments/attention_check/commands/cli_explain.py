@@ -72,8 +72,9 @@ def explain(
             from attention_check.commands.kernel_weights import explain_kernel
 
             found, read = explain_kernel(kernel, gpu, file, reading, out)
-            write_json(json_file, dict(kernel=kernel, differs=bool((found.times > 1).any()), lines=read))
-            raise typer.Exit(int(exit_code and bool((found.times > 1).any())))
+            differs = bool((found.times > 1).any())
+            write_json(json_file, dict(kernel=kernel, differs=differs, lines=read))
+            raise typer.Exit(int(exit_code and differs))
         if file is None or gpu:
             raise ValueError("kernel: got none; accepted is one with --gpu, or where there is no file of q, k, v and o")
         from attention_check.explain.explain import explain_call, read
@@ -127,7 +128,7 @@ def blame(
     What an output changes by is what this line adds to the error. No line of the kernel is changed.
     """
     with exit_on_error():
-        from attention_check.commands.blame_page import change_text, changes_of, lines
+        from attention_check.commands.blame_page import change_text, changes_of, lines, write
         from attention_check.gpu.blame import blame as find
         from attention_check.gpu.blame import what_if as ask
         from fa_lib.kernels.inputs import draw
@@ -135,11 +136,10 @@ def blame(
         from fa_lib.numerics.formats import Format
 
         ref = KernelRef.of(kernel)
-        dtype = Format.of(fmt).dtype
         if fmt not in ("BF16", "FP16"):
             raise ValueError(f"--format: got {fmt}; accepted are BF16 and FP16")
-        q, k, v = draw(distribution, seed, (1, heads, n_q or n, head_dim), (1, heads, n, head_dim))
-        q, k, v = (x.to(dtype) for x in (q, k, v))
+        drawn = draw(distribution, seed, (1, heads, n_q or n, head_dim), (1, heads, n, head_dim))
+        q, k, v = (x.to(Format.of(fmt).dtype) for x in drawn)
         options: dict = dict(causal=True) if causal else {}
         found = find(ref, q, k, v, gpu=gpu, **options)
         say("\n".join(lines(found)))
@@ -149,13 +149,9 @@ def blame(
         for each in answered:
             say(each)
         if out is not None:
-            from attention_check.commands.blame_page import write
-
             shape = f"{heads} {'head' if heads == 1 else 'heads'}, {n_q or n} queries, {n} keys, head_dim {head_dim}"
-            mask = ", causal" if causal else ""
-            inputs = f"{distribution}, {fmt}, seed {seed}"
-            about = dict(kernel=ref.label, GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
-            write(out, found, about, answered)
+            call, inputs = f"{shape}{', causal' if causal else ''}", f"{distribution}, {fmt}, seed {seed}"
+            write(out, found, dict(kernel=ref.label, GPU=found.gpu, call=call, inputs=inputs), answered)
             say(f"{out}")
 
 
@@ -221,7 +217,6 @@ def compare(
     """
     with exit_on_error(json_file):
         from attention_check.explain import compare as comparing
-        from attention_check.explain.compare import comparison_lines
         from attention_check.isolation.isolated_kernel import all_isolated
         from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -232,4 +227,4 @@ def compare(
         with all_isolated([KernelRef.of(a), KernelRef.of(b)]) as (first, second):
             found = comparing.compare(first, second, question)
         write_json(json_file, found.record())
-        say("\n".join(comparison_lines(found)))
+        say("\n".join(comparing.comparison_lines(found)))

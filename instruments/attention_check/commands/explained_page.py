@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from torch import Tensor
 
 from attention_check.conventions.attention import Dialect
@@ -15,7 +14,7 @@ from attention_check.explain.distance import Scan, scan
 from attention_check.explain.explain_words import MEANINGS, gravest, groups, lines
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.plots.wrong_rows import wrong_rows
-from attention_check.report.page import png, rendered
+from attention_check.report.page import picture, rendered
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import date
 from fa_lib.execution.results import versions
@@ -98,16 +97,13 @@ def _page(
         f"read as {what(dialect.changes())}" if dialect.changes() else "read as you believe it": (
             each.residual_by_row, each.places[2]) for dialect, each in scans.items()
     }  # fmt: skip
-    figure = wrong_rows(readings, rounding)
-    picture = png(figure)
-    plt.close(figure)
     verdict, headline = gravest(text)
     return rendered(
         TEMPLATE, verdict=verdict.value, headline=headline,
         meaning=MEANINGS[verdict] if verdict == found.verdict else "",
         groups=[(each or "", [line for line in group if line != headline]) for each, group in text],
-        about=about, output=about["Output"],
-        picture=picture, picture_alt=f"{text[0][1][0]} Relative error by head and row.",
+        about=about, output=about["Output"], picture=picture(wrong_rows(readings, rounding)),
+        picture_alt=f"{text[0][1][0]} Relative error by head and row.",
         tried=[(what(one) if one else "as believed", f"{off:.2g}") for one, off in found.tried],
         issue=paragraph.splitlines(),
     )  # fmt: skip

@@ -4,7 +4,7 @@ import math
 from itertools import product
 from pathlib import Path
 
-from attention_check.isolation.isolated_kernel import isolated, wait
+from attention_check.isolation.isolated_kernel import all_isolated
 from attention_check.measure.weights import Weights, weights
 from attention_check.plots.weights import weights_figure
 from attention_check.probe.capture import captured
@@ -25,8 +25,7 @@ SHAPES = [*product((64, 128, 32, 576), ((4, 2, 96), (4, 4, 96), (4, 4, N_KV), (4
 def explain_kernel(name: str, gpu: str, file: Path | None, reading: Reading, out: str) -> tuple[Weights, list[str]]:
     """Print what the weights of a kernel say, and draw them in the folder `out`, if there is one. q and k are a file's,
     or drawn in the first SHAPES that it takes. Returns the Weights, and the lines."""
-    with isolated(KernelRef.of(name, gpu)) as kernel:
-        wait(kernel)
+    with all_isolated([KernelRef.of(name, gpu)]) as (kernel,):
         w = _of_file(kernel, file, reading) if file else of_drawn(kernel, reading)
     read = lines(w)
     say("\n".join(read))

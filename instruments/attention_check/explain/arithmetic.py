@@ -95,10 +95,8 @@ class Worst:
 
 def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Cause | None:
     """The computation that reproduces most of the error in the worst rows of the worst head, and of another head, or in
-    other rows where there is one head; None where none of those tried reproduces PARTLY of both.
-
-    Args:
-        fmt: of the inputs. precision: of a right kernel. block: keys of its tiles.
+    other rows where there is one head; None where none of those tried reproduces PARTLY of both. fmt, precision, block:
+    as of Worst.
 
     Returns:
         Its key is one of mistakes.ROUNDINGS: "kernel" is one of a coarser format, "products" only its products, "cut"

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attention_check.explain.explanation import cause_of
 from attention_check.isolation.calls import call_kernel
@@ -55,8 +54,8 @@ class ComparisonInputs:
     decode: bool = False
     device: str = "cpu"
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, dict[str, Any], dict[str, str]]:
-        """q, k, v (batch, heads, sequence, head_dim) on the device; options; where they were captured."""
+    def call(self) -> Capture:
+        """The call, of (batch, heads, sequence, head_dim), on the device."""
         if self.on is None:
             if self.reading.layout != AS_IT_IS.layout or self.reading.allow_large:
                 raise ValueError("layout, allow_large: got one for drawn inputs; accepted is a file with it")
@@ -65,14 +64,12 @@ class ComparisonInputs:
             call = Capture(*drawn, options=self.reading.options({}))
         else:
             call = captured(self.on, self.reading)
-        call = call.in_four_dimensions()
-        q, k, v = (x.to(self.device) for x in (call.q, call.k, call.v))
-        options = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in call.options.items()}
+        call = call.in_four_dimensions().on(self.device)
         if self.decode:
-            if q.shape[2] != k.shape[2] or {"mask", "window"} & options.keys():
+            if call.q.shape[2] != call.k.shape[2] or {"mask", "window"} & call.options.keys():
                 raise ValueError("decode: got fewer queries than keys, a mask or a window; accepted is a call without")
-            options["causal"] = True
-        return q, k, v, options, call.about
+            call.options["causal"] = True
+        return call
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,8 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
         ValueError: there is no such kernel, or it gives no finite output of attention; the inputs cannot be had.
     """
     question = question or ComparisonInputs()
-    q, k, v, options, about = question.tensors()
+    call = question.call()
+    q, k, v, options = call.q, call.k, call.v, call.options
     fmt = Format.of(q.dtype)
     sample = sampled(q, k, v, DECODED if question.decode else ROWS, **options)
     a, b = KernelRef.of(a), KernelRef.of(b)
@@ -146,12 +144,12 @@ def compare(a: KernelRef | str, b: KernelRef | str, question: ComparisonInputs |
     for side, o in outs.items():
         check = BoundCheck.of(o, *sampled_call)
         if check.finite:
-            call = (whole[side].double(), q, k, v, options) if side in whole else (o, *sampled_call)
-            found = cause_of(*call, check.precision) if check.over.any() else None
+            of_call = (whole[side].double(), q, k, v, options) if side in whole else (o, *sampled_call)
+            found = cause_of(*of_call, check.precision) if check.over.any() else None
             of_rows = dict(times=check.times.max().item(), rows=int(check.over.sum()), of=check.over.numel())
             bounds[side] = of_rows | (asdict(found) if found else NO_CAUSE)
     return Compared(
-        a.key, b.key, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
+        a.key, b.key, question, call.about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
         bounds, distance,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from attention_check.probe.named_tensors import (
     STARTS,
     Reading,
     by_meaning,
+    narrowed,
     narrower_format,
     option_values,
 )
@@ -48,9 +49,9 @@ def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
     stored = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
     try:
         named = by_meaning(stored)
-        for name in (name for name in "qkvo" if name not in named):
-            names, held = ", ".join(NAMES[name]), ", ".join(stored)
-            raise ValueError(f"{name}: it is not in the file, which has {held}; accepted is {names}")
+        if missing := [name for name in "qkvo" if name not in named]:
+            accepted, held = ", ".join(NAMES[missing[0]]), ", ".join(stored)
+            raise ValueError(f"{missing[0]}: it is not in the file, which has {held}; accepted is {accepted}")
         outputs = {name: named[name] for name in ("o", SECOND) if name in named}
         options = reading.options(option_values(named))
         q, k, v = (named[name] for name in "qkv")
@@ -67,15 +68,10 @@ def read(path: str | Path, reading: Reading) -> dict[str, CapturedCall]:
 def _beside(stored):
     """What came with the output, by their keys in NAMES; and the tensors and options that are none of it. None is not
     there."""
-    meanings = {name.lower(): what for what in ("dO", *BESIDE, *SCALES, *STARTS) for name in NAMES[what]}
-    beside, rest = {}, {}
-    for name, x in stored.items():
-        what = meanings.get(name.lower())
-        if what in beside:
-            raise ValueError(f"{name}: got it beside another {what}; accepted is one of the two")
-        if x is not None:
-            (beside if what else rest)[what or name] = x
-    return beside, rest
+    names = {name.lower() for what in ("dO", *BESIDE, *SCALES, *STARTS) for name in NAMES[what]}
+    there = {name: x for name, x in stored.items() if x is not None}
+    rest = {name: x for name, x in there.items() if name.lower() not in names}
+    return by_meaning({name: x for name, x in there.items() if name not in rest}), rest
 
 
 def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
@@ -122,15 +118,15 @@ def captured_call(
     if len({found[name].dtype for name in "qkv"}) > 1:
         raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
     fmt = reading.fmt or ("" if stated else narrower_format(found))
-    if stated in ("BF16", "FP16") and all(_narrowed(x, Format.of(stated).dtype) is not x for x in values.values()):
+    if stated in ("BF16", "FP16") and all(narrowed(x, Format.of(stated).dtype) is not x for x in values.values()):
         fmt, stated = stated, ""
     if not fmt and all(torch.equal(x.float().double(), x.double()) for x in found.values() if x.dtype == torch.float64):
         fmt = "FP32" if found["q"].dtype == torch.float64 else ""
     if fmt:
         dtype = Format.of(fmt).dtype
         found |= {name: found[name].to(dtype) for name in "qkv"}
-        found["o"] = _narrowed(found["o"], dtype)
-        others |= {name: _narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
+        found["o"] = narrowed(found["o"], dtype)
+        others |= {name: narrowed(others[name], dtype) for name in ("dq", "dk", "dv") if name in others}
     held = {name: x for name, x in options.items() if x is not None}
     q, k, v, o = (found[name] for name in ("q", "k", "v", "o"))
     numbers = {name: x.item() for name, x in scales.items() if x.numel() == 1}
@@ -157,12 +153,6 @@ def with_lengths_of_q(
             part = masks[name][first:end, at : at + end - first]
             part |= block[:, : part.shape[1]]
     return {} if of_q == of_k else masks
-
-
-def _narrowed(x, dtype):
-    """A tensor in a narrower dtype, where that changes no value."""
-    narrow = x.to(dtype)
-    return narrow if torch.equal(narrow.to(x.dtype), x) else x
 
 
 def _check(call):

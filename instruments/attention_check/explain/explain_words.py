@@ -129,10 +129,10 @@ def _beside(found):
         yield Verdict.ROUNDING, [text, *dict.fromkeys(line for each in right for line in _coverage(each))]
     unnamed = {each.name for each in found.others if each.verdict == Verdict.BUG and not each.change}
     is_dS = unnamed >= {"dq", "dk"} and "dv" in [each.name for each in right]
+    look = "dv is right, and so are P and dO: look at dS = P (dO Vᵀ - rowsum(dO o))."
     for each in found.others:
         if each.verdict != Verdict.ROUNDING:
-            look = ["dv is right, and so are P and dO: look at dS = P (dO Vᵀ - rowsum(dO o))."]
-            more = look if is_dS and each.name == "dk" else []
+            more = [look] * (is_dS and each.name == "dk")
             yield each.verdict, [f"{each.name} is {_other(each, found)}.", *_coverage(each), *more]
     if found.not_judged:
         yield None, [f"{found.not_judged}."]
@@ -188,9 +188,9 @@ def _rounding(found, name):
 def _convention(found, name):
     if found.zero:
         yield f"{name} is {what(found.dialect)}, and 0 in rows of padding, whose own keys the mask hides."
-        return
-    yield f"{name} is right under another convention: it is {what(found.dialect)}."
-    yield from (*_believed(found), *_bound(found), *_selects(found))
+    else:
+        yield f"{name} is right under another convention: it is {what(found.dialect)}."
+        yield from (*_believed(found), *_bound(found), *_selects(found))
 
 
 def _precision(found, name):
@@ -298,11 +298,10 @@ def _spans(spans):
     """Rows that see other keys, in words: those of one entry after the other."""
     parts = []
     for each in spans:
-        one = each.first == each.last
-        rows, see = (f"row {each.first}", "sees") if one else (f"rows {each.first} to {each.last}", "see")
+        name, see = ("row", "sees") if each.first == each.last else ("rows", "see")
         more = f"{abs(each.more)} {'too many' if each.more > 0 else 'too few'}"
         seen = f"keys up to {each.end}, {more}" if each.end is not None else f"{more} each"
-        parts.append(f"{rows} of entry {each.entry} {see} {seen}")
+        parts.append(f"{name} {_listed([(each.first, each.last)])} of entry {each.entry} {see} {seen}")
     return "; ".join(parts)
 
 
@@ -373,10 +372,10 @@ def _where(where: WrongRegions) -> str:
         entry, head, row = where.start
         place = f"{f'entry {entry}, ' * (where.of[0] > 1)}head {head}, row {row}"
         return f"all rows from {place} on ({where.share:.0%} of the rows)"
-    axes = ("entry", "entries", where.entries), ("head", "heads", where.heads), ("row", "rows", where.rows), (
-        "feature", "features", where.features)  # fmt: skip
-    single = [len(ranges) == 1 and len({*ranges[0]}) == 1 for *_, ranges in axes]
-    parts = [f"{name[not one]} {_listed(name[2])}" for name, one in zip(axes, single) if name[2]]
+    parts = []
+    for one, several in dict(entry="entries", head="heads", row="rows", feature="features").items():
+        if ranges := getattr(where, several):
+            parts.append(f"{one if len(ranges) == 1 and len({*ranges[0]}) == 1 else several} {_listed(ranges)}")
     share = "under 1%" if where.share < 0.005 else f"{where.share:.0%}"
     return f"{', '.join(parts) or 'places without a pattern'} ({share} of the rows)"
 

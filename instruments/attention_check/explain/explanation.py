@@ -58,9 +58,9 @@ def explanation(call: CapturedCall) -> Explanation:
         found = _right(as_low, holding(as_low, search(as_low)), outcome.residual if outcome else math.inf)
         if found and found.verdict in (Verdict.ROUNDING, Verdict.CONVENTION):
             return found
-    if outcome is not None and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
+    if outcome and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
         return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
-    if outcome is not None and (zero := _zero_rows(call)):
+    if outcome and (zero := _zero_rows(call)):
         return zero
     fits, rated = search(call), list[Rated]()
     if outcome is None and not any(each.residual_by_row.numel() for each in fits):
@@ -192,11 +192,8 @@ def _apart(
     call: CapturedCall, numbers: Distance, found: Scan, believed: float, wrong: Tensor | None = None
 ) -> Explanation | None:  # fmt: skip
     """Of an output that is right in some entries and heads, or else rows, as believed, and wrong in others: what one of
-    these parts is by itself; None where nothing is found, or all are right or wrong.
-
-    Args:
-        found: its `scan`. wrong: which rows are, bool like its residuals; None: those UNLIKE times what is rounding.
-    """
+    these parts is by itself; None where nothing is found, or all are right or wrong. found: its `scan`. wrong: which
+    rows are, bool like its residuals; None: those UNLIKE times what is rounding."""
     finite = found.residual_by_row.isfinite()
     wrong = finite & (found.residual_by_row > UNLIKE * numbers.rounding) if wrong is None else wrong
     bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)

@@ -143,8 +143,8 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
     x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
     error = (x - due).abs().nan_to_num(math.inf)
     residual, times = _residual(x, due), (error / bounds).nan_to_num(0.0, math.inf).max().item()
-    own: dict[str, Any] = dict(residual=residual, times=times, looked_at=(len(right.groups), right.count))
-    as_output = partial(OtherOutput, name, **own)
+    looked_at = len(right.groups), right.count
+    as_output = partial(OtherOutput, name, residual=residual, times=times, looked_at=looked_at)
     if times <= 1 or right.is_as_written_out(name, error):
         return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
     by_head = error.square().mean((2, 3))  # (entries, heads)
@@ -336,9 +336,9 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
             times, off = max(times, over.max().item()), off + int((over > 1).sum())
         squares, count = squares + error.square().sum().item(), count + error.numel()
     residual, looked_at = math.sqrt(squares / max(count, 1)), (len(places[2]) * batch * heads, x.numel())
+    as_output = partial(OtherOutput, "lse", residual=residual, times=times, looked_at=looked_at)
     if times <= 1:
-        verdict = Verdict.CONVENTION if as_read else Verdict.ROUNDING
-        return OtherOutput("lse", verdict, residual, times, as_read, looked_at=looked_at)
+        return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
     own = taken(x, *sample.places).double().cpu()
     tried = [
         ((own - other)[other.isfinite()].square().mean().sqrt().nan_to_num(math.inf).item(), change, more)
@@ -347,10 +347,8 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
         is_fault = change == "unscaled_maximum" or change == "dialect" and more != WITHOUT_SINKS
-        verdict = Verdict.BUG if is_fault else Verdict.CONVENTION
-        return OtherOutput("lse", verdict, residual, times, change, dialect=more, looked_at=looked_at)
-    verdict = Verdict.PRECISION if residual <= NEAR and off > MOST * count else Verdict.BUG
-    return OtherOutput("lse", verdict, residual, times, looked_at=looked_at)
+        return as_output(verdict=Verdict.BUG if is_fault else Verdict.CONVENTION, change=change, dialect=more)
+    return as_output(verdict=Verdict.PRECISION if residual <= NEAR and off > MOST * count else Verdict.BUG)
 
 
 def _other_log_sum_exps(

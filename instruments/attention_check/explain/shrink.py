@@ -26,6 +26,7 @@ from fa_lib.kernels.kernel_ref import KernelRef
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
 BLOCKS = (2, 4, 8, 16, 32)  # that an axis is cut into, one after the other
+ROUNDS = 3  # of all axes, until none gets smaller
 AXES = {  # of a Cut, in the order they are cut, and in words
     "batch": "batch", "groups": "heads of keys", "places": "query heads of each", "rows": "queries", "keys": "keys",
     "features": "head_dim", "values": "head_dim of V",
@@ -91,12 +92,10 @@ class Failure:
     at: tuple[int, ...] | None = None
     o: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
-    def causes(self, call: Capture) -> list[str]:
-        """What makes this very error at its call; nothing where no cause is known."""
-        if self.o is None:
-            return []
-        found = BoundCheck.of(self.o, call.q, call.k, call.v, call.options).cause()
-        return [found["key"]] if found["same"] else []
+    def cause(self, call: Capture) -> str:
+        """What makes this very error at its call; "" where no cause is known."""
+        found = {} if self.o is None else BoundCheck.of(self.o, call.q, call.k, call.v, call.options).cause()
+        return found["key"] if found.get("same") else ""
 
     def stays(self, other: "Failure") -> bool:
         """Whether another call's Failure is this one."""
@@ -122,10 +121,9 @@ class Shrunk:
 
 def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
     """How a kernel fails at a call. It is called with those options that the call has need of."""
-    tensors = [x.to(device, copy=True) for x in (call.q, call.k, call.v)]
-    options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.options.items()}
+    given = call.on(device)
     try:
-        o = call_or_raise(fn, options, *tensors).detach().cpu()
+        o = call_or_raise(fn, given.options, *(x.clone() for x in (given.q, given.k, given.v))).detach().cpu()
     except KernelError as error:
         if error.outcome == Outcome.NOT_CALLED:
             raise ValueError(f"kernel: it {error}; accepted are kernels that come back from their calls") from error
@@ -168,9 +166,7 @@ def last_ones(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) 
     return items
 
 
-def shrink(
-    kernel: KernelRef | str, path: str | Path, device: str = "cpu", rounds: int = 3, reading: Reading = AS_IT_IS
-) -> Shrunk:  # fmt: skip
+def shrink(kernel: KernelRef | str, path: str | Path, device: str = "cpu", reading: Reading = AS_IT_IS) -> Shrunk:
     """The smallest heads, then queries, keys and head_dim of a captured call at which a kernel's failure stays.
 
     Where the call is causal with as many queries as keys, one query is asked alone, without a mask, with the keys that
@@ -181,7 +177,6 @@ def shrink(
     Args:
         kernel: a KernelRef, or the text of one, of a kernel of q, k, v alone, of one layout of FILE_LAYOUTS.
         path, reading: as of `capture.captured`.
-        rounds: of all axes, until none gets smaller.
 
     Raises:
         ValueError: the file cannot be read, there is no such kernel, or it does not fail.
@@ -200,7 +195,7 @@ def shrink(
         raise ValueError(f"kernel: {kernel.label} does not fail on {path}: {size}")
     _steady(kernel, first, failure(fn, call, device))
     full = cut = Cut.whole(call)
-    why = {*first.causes(call)[:1]}
+    why = first.cause(call)
 
     if _square(call):
         row = call.q.shape[2] - 1 if first.at is None else first.at[2]
@@ -208,12 +203,12 @@ def shrink(
         unmasked = replace(call, options={name: x for name, x in call.options.items() if name != "causal"})
         small = one_row.of(unmasked)
         found = failure(fn, small, device)
-        if first.stays(found) and why <= {*found.causes(small)}:
+        if first.stays(found) and why in ("", found.cause(small)):
             call, cut = unmasked, one_row
 
     def same(cut):
         small = cut.of(call)
-        return why <= {*failure(fn, small, device).causes(small)}
+        return why in ("", failure(fn, small, device).cause(small))
 
     def tried(changed):
         return first.stays(failure(fn, changed.of(call), device))
@@ -225,7 +220,7 @@ def shrink(
         fewer = last_ones if "window" in call.options and {"rows", "keys"} & {*names} else smallest
         return replace(cut, **dict.fromkeys(names, fewer(getattr(cut, names[0]), stays)))
 
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         before = cut
         one_row = _worst_alone(cut, failure(fn, cut.of(call), device), tried)
         cut = one_row if one_row == cut or same(one_row) else cut
@@ -248,7 +243,7 @@ def _needed(call):
     """A call of (batch, heads, sequence, head_dim), its options without those that are a kernel's defaults."""
     call = call.in_four_dimensions()
     options = {name: x for name, x in call.options.items() if x is not None}
-    if "scale" in options and abs(options["scale"] * call.q.shape[-1] ** 0.5 - 1) < 1e-6:
+    if abs(options.get("scale", 0.0) * call.q.shape[-1] ** 0.5 - 1) < 1e-6:
         options.pop("scale")
     return replace(call, options=options)
 

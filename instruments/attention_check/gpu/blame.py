@@ -77,13 +77,12 @@ class Blame:
         return table.sort_values("share", ascending=False, kind="stable").reset_index(drop=True)
 
     def _row(self, line: Line, part: Tensor) -> dict:
-        tally, (file, number) = self.tallies[line], line.frames[0] if line.frames else ("", 0)
-        caller = line.frames[1] if len(line.frames) > 1 else None
+        tally, ((file, number), *callers) = self.tallies[line], line.frames or [("", 0)]
         return dict(
-            file=file, number=number, text=source_text(file).get(number, "").strip(), share=self.share([line]),
-            within=f"{caller[0]}:{caller[1]}" if caller else "", without=float((self.error - part).norm() / self.size),
-            coarse=self.coarse[line], own=tally.relative, count=tally.count,
-            what=", ".join(tally.what), line=line,
+            file=file, number=number, text=source_text(file).get(number, "").strip(), line=line,
+            within="".join(f"{caller}:{at}" for caller, at in callers[:1]), share=self.share([line]),
+            without=float((self.error - part).norm() / self.size), coarse=self.coarse[line], own=tally.relative,
+            count=tally.count, what=", ".join(tally.what),
         )  # fmt: skip
 
     @property
@@ -100,9 +99,8 @@ class Blame:
         """Return number -> share, for the lines of a file: with the lines of other files that they call."""
         shares: dict[int, list[Line]] = {}
         for line in self.added:
-            numbers = [number for name, number in line.frames if name == file]
-            if numbers:
-                shares.setdefault(numbers[0], []).append(line)
+            for number in [number for name, number in line.frames if name == file][:1]:
+                shares.setdefault(number, []).append(line)
         return {number: self.share(lines) for number, lines in sorted(shares.items())}
 
     @property
@@ -118,29 +116,22 @@ def blame(
     """Find what each source line of a kernel adds to the error of its output.
 
     Args:
-        kernel: as of `on.kernel`: "fa2", or a function that launches Triton or CUDA kernels, or its name.
-        q, k, v: (batch, heads, n, head_dim), BF16 or FP16 on the CPU.
-        gpu: a GPU, or its name.
-        options: of the call: causal, scale.
-
-    Returns:
-        A Blame.
+        kernel, gpu: as of `on.kernel`: "fa2", or a function that launches Triton or CUDA kernels, or its name.
+        q, k, v: (batch, heads, n, head_dim), BF16 or FP16 on the CPU. options: of the call: causal, scale.
 
     Raises:
         ValueError: the kernel's output has no shadows: it is no float that a kernel here has written.
     """
-    fmt, tensors = Format.of(q.dtype), (q, k, v)
-    first = Policy()
+    fmt, tensors, first = Format.of(q.dtype), (q, k, v), Policy()
     _shadows(kernel, gpu, first, tensors, options)
     lines = sorted(first.tallies, key=lambda line: -first.tallies[line].squares)[:MOST]
     policy = Policy([[line] for line in lines], [{line: fmt} for line in lines])
     shadows = _shadows(kernel, gpu, policy, tensors, options)
-    exact, kept = shadows[0], shadows[1]
-    added = {line: kept - each for line, each in zip(lines, shadows[2:])}
-    error = kept - exact
-    coarsened = zip(lines, shadows[2 + len(lines) :])
+    exact, kept, *variants = shadows
+    added, error = {line: kept - each for line, each in zip(lines, variants)}, kept - exact
+    coarsened = zip(lines, variants[len(lines) :])
     coarser = {line: float((each - exact).norm() / error.norm()) for line, each in coarsened}
-    wanted = golden(q, k, v, inputs=Format.of(q.dtype), **options)
+    wanted = golden(q, k, v, inputs=fmt, **options)
     distance = float((exact - wanted).norm() / wanted.norm())
     return Blame(
         _name(kernel), GPU.of(gpu).name, error, exact, added, coarser, fmt, policy.tallies, policy.lost, distance

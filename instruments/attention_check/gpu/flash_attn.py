@@ -31,10 +31,8 @@ class Options:
     """The options of a call.
 
     Attributes:
-        causal: whether it is causal, aligned bottom-right.
+        causal: aligned bottom-right. softcap: 0 is none. scale: None is 1 / sqrt(d).
         window: keys to the left and to the right that a query sees; -1: all; with causal only the left side counts.
-        softcap: 0 is none.
-        scale: None is 1 / sqrt(d).
     """
 
     causal: bool = False
@@ -72,8 +70,6 @@ def forward(
     Args:
         q: (batch, heads, n_q, d), BF16 or FP16 on the CPU, d a multiple of 8 up to 256.
         k, v: (batch, heads_kv, n_kv, d); heads are a multiple of heads_kv.
-        options: of the call.
-        gpu: a GPU, or its name.
         splits: number of parts of the keys that separate blocks work on, to be combined at the end; 1: no split. None:
             as many as flash_attn_func takes (`splits_of`).
 
@@ -101,10 +97,8 @@ def _forward(q, k, v, options, gpu, splits):
     if not 1 <= splits <= MOST_SPLITS:
         raise ValueError(f"splits: got {splits}; accepted are 1 to {MOST_SPLITS}, or None")
     o = q.new_full((batch, n_q, heads, d), nan).transpose(1, 2)  # as flash-attn lays it out
-    rows = combined_rows(case.width)
-    room = torch.full(
-        (-(-batch * heads * n_q // rows) * rows,), nan
-    )  # the combining kernel writes whole blocks of rows
+    rows = combined_rows(case.width)  # the combining kernel writes whole blocks of them
+    room = torch.full((-(-batch * heads * n_q // rows) * rows,), nan)
     values = _values(q, k, v, o, room, options)
     if splits == 1:
         kernels = forward_kernels(case)
@@ -123,14 +117,8 @@ def _forward(q, k, v, options, gpu, splits):
 
 
 def splits_of(heads: int, n_q: int, n_kv: int, head_dim: int, gpu: GPU) -> int:
-    """Compute into how many parts flash_attn_func splits the keys: num_splits_heuristic of flash_api.cpp.
-
-    Args:
-        heads: number of heads, times the batch.
-        n_q, n_kv: numbers of queries and of keys.
-        head_dim: of Q, K and V.
-        gpu: the GPU.
-    """
+    """Compute into how many parts flash_attn_func splits the keys: num_splits_heuristic of flash_api.cpp. heads: times
+    the batch."""
     processors = 2 * gpu.processors
     tiles = -(-n_kv // (256 if head_dim <= 64 else 128 if head_dim <= 128 else 64))
     blocks = heads * -(-n_q // 64)
@@ -161,9 +149,7 @@ def backward(
 
     Args:
         dO: (batch, heads, n_q, d).
-        inputs: (q, k, v), as `forward` takes them.
-        outputs: (o, lse), of `forward`.
-        options, gpu: as of the call of `forward`.
+        inputs, options, gpu: of `forward`; the first are (q, k, v). outputs: its (o, lse).
         seed: of the order of the blocks; None: the order of their numbers.
 
     Returns:
@@ -257,14 +243,8 @@ def _values(q, k, v, o, lse, options) -> dict:
     )  # fmt: skip
     for name, x in zip("qkvo", (q, k, v, o)):
         values |= _strided(name, x)
-    scale = d**-0.5 if options.scale is None else options.scale
-    return values | _scales(float(np.float32(scale)), float(np.float32(options.softcap)))
-
-
-def _scales(scale: float, softcap: float) -> dict[str, float]:
-    """FP32, times a double."""
-    if softcap > 0:
-        scales = dict(softcap=scale / softcap, scale_softmax=softcap, scale_softmax_log2=softcap * log2(e))
-    else:
-        scales = dict(softcap=0.0, scale_softmax=scale, scale_softmax_log2=scale * log2(e))
-    return scales | dict(scale_softmax_rp_dropout=scales["scale_softmax"])
+    scale = float(np.float32(d**-0.5 if options.scale is None else options.scale))
+    softcap = float(np.float32(options.softcap))
+    after = softcap if softcap > 0 else scale  # what scores are multiplied by at last
+    scales = dict(scale_softmax=after, scale_softmax_log2=after * log2(e), scale_softmax_rp_dropout=after)
+    return values | scales | dict(softcap=scale / softcap if softcap > 0 else 0.0)

@@ -68,12 +68,8 @@ class Case:
     """The properties of a call by which a launch template chooses.
 
     Attributes:
-        head_dim: a multiple of 8.
-        dtype: of TYPES.
-        gpu: the GPU.
-        causal, softcap: whether the call is causal, and has a softcap.
-        local: whether it has a window and is not causal.
-        n_q, n_kv: numbers of queries and of keys.
+        head_dim: a multiple of 8. dtype: of TYPES. n_q, n_kv: numbers of queries and of keys.
+        causal, softcap: whether it has them. local: whether it has a window and is not causal.
     """
 
     head_dim: int
@@ -96,7 +92,7 @@ class Case:
         return self.head_dim == self.width <= 128 and not self.local
 
     def even(self, block_q: int, block_kv: int) -> bool:
-        """Return whether all tiles of this size are full, so that the kernel checks none for its end."""
+        """Whether all tiles of this size are full, so that the kernel checks none for its end."""
         return self.may_be_even and self.n_q % block_q == self.n_kv % block_kv == 0
 
     def words(self, block_q: int, block_kv: int) -> dict[str, str]:
@@ -158,7 +154,7 @@ class Kernels:
         return self._kernels[entry]
 
     def parameters(self, values: dict) -> Structure:
-        """Make the structure of the kernels' parameters, of field -> value."""
+        """The structure of the kernels' parameters, of field -> value."""
         return Structure(self._layout, self._size, values)
 
 
@@ -263,18 +259,14 @@ def _kernels(
     together: tuple[str, ...], own: tuple[str, ...], traits: str, backward: bool, gpu: GPU, tile: tuple[int, int, int],
     even: bool,
 ) -> Kernels:  # fmt: skip
-    fields = BACKWARD_FIELDS if backward else FORWARD_FIELDS
-    parameters = "Flash_bwd_params" if backward else "Flash_fwd_params"
+    fields, way = (BACKWARD_FIELDS, "bwd") if backward else (FORWARD_FIELDS, "fwd")
+    parameters = f"Flash_{way}_params"
     text = SOURCE.format(
-        header="flash_bwd_launch_template.h" if backward else "flash_fwd_launch_template.h",
-        traits=traits, parameters=parameters,
+        header=f"flash_{way}_launch_template.h", traits=traits, parameters=parameters,
         kernels="\n".join(f"template __global__ void FLASH_NAMESPACE::{instance};" for instance in together),
         shared="Traits::kSmemSize1colblock, Traits::kSmemdQSize" if backward else "Traits::kSmemSize",
         fields=", ".join(f"offsetof({parameters}, {field}), sizeof({parameters}::{field})" for field in fields),
     )  # fmt: skip
-    source = unpacked(FLASH_ATTN) / "csrc"
-    include = [
-        Path(__file__).with_name("headers"), source / "flash_attn", source / "flash_attn" / "src",
-        source / "cutlass" / "include",
-    ]  # fmt: skip
+    folders = ("flash_attn", "flash_attn/src", "cutlass/include")
+    include = [Path(__file__).with_name("headers"), *(unpacked(FLASH_ATTN) / "csrc" / name for name in folders)]
     return Kernels(compile_cuda(text, include=include, flags=FLAGS), own, gpu, fields, tile, even)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from fa_lib.execution.files import replacing
@@ -37,10 +38,8 @@ def recorded(command: Sequence[str], within: str, gpu: str) -> list[Change]:
         found = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
     if not found:
         raise ValueError(f"kernel: the tests launch no GPU kernel of {within}; accepted is a function that does")
-    every = [
-        change for each in found for change in mutate.changes(each["text"], parse(each["text"]).entries[each["kernel"]])
-    ]
-    return [*dict.fromkeys(every)]
+    every = (mutate.changes(each["text"], parse(each["text"]).entries[each["kernel"]]) for each in found)
+    return [*dict.fromkeys(chain.from_iterable(every))]
 
 
 def drawn(changes: Sequence[Change], count: int, seed: int) -> list[Change]:
@@ -52,24 +51,19 @@ def drawn(changes: Sequence[Change], count: int, seed: int) -> list[Change]:
     return turns[:count]
 
 
-def outcomes(
-    command: Sequence[str], within: str, gpu: str, changes: Sequence[Change], kept: Path, timeout: float = LONGEST_S
-) -> Iterator[dict]:
+def outcomes(command: Sequence[str], within: str, gpu: str, changes: Sequence[Change], kept: Path) -> Iterator[dict]:
     """Run the tests with each change; yield the change's fields, and `outcome`.
 
     Args:
         kept: a file of JSON lines. What it has is not run again.
     """
-    done = {}
-    if kept.exists():
-        for line in kept.read_text().splitlines():
-            row = json.loads(line)
-            done[row["key"]] = row
+    rows = [*map(json.loads, kept.read_text().splitlines())] if kept.exists() else []
+    done = {row["key"]: row for row in rows}
     for change in changes:
         key = sha256(mutate.as_json(change).encode()).hexdigest()[:16]
         if key not in done:
             settings = {mutate.CHANGE: mutate.as_json(change), mutate.WITHIN: within, mutate.DEFAULT_GPU: gpu}
-            status, _ = ran(command, settings, timeout)
+            status, _ = ran(command, settings, LONGEST_S)
             done[key] = {"key": key, "outcome": outcome(status), **asdict(change)}
             with replacing(kept) as path:
                 path.write_text("".join(json.dumps(row) + "\n" for row in done.values()))

@@ -174,12 +174,9 @@ class _InItsArithmetic(torch.autograd.Function):
 
 
 def flash_attention_2(gpu: GPU) -> Callable:
-    """Return FlashAttention-2's kernels as flash_attn_func calls them, with gradients. A head_dim that is no multiple
-    of 8 is padded with zeros, as there.
-
-    Returns:
-        A function of q (batch, heads, n_q, head_dim), k and v (batch, heads_kv, n_kv, head_dim), and options.
-    """
+    """Return FlashAttention-2's kernels as flash_attn_func calls them, with gradients: a function of q (batch, heads,
+    n_q, head_dim), k and v (batch, heads_kv, n_kv, head_dim), and options. A head_dim that is no multiple of 8 is
+    padded with zeros, as there."""
 
     def fa2(
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None,

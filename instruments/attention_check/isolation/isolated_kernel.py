@@ -44,10 +44,7 @@ FIRST_CALL_FACTOR = 5  # times that for the import, and for a process's first ca
 MOST_ENDINGS, MOST_QUICK_ENDINGS = 3, 20  # of its process, after which a kernel is not called any more
 QUICK_S = 5.0  # a call that ends its process sooner costs the check little
 
-KINDS = (
-    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD,
-)  # fmt: skip
+Kind = type(inspect.Parameter.KEYWORD_ONLY)  # an enumeration, by whole numbers
 FAULT = "Fault: "  # the last words of an extension that ends its process for an error of the PTX machine's
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors
@@ -84,10 +81,7 @@ def size_of(tensors: Sequence[Tensor]) -> int:
 
 
 class Process:
-    """It imports a kernel when it is made, and is asked for `hello` first.
-
-    Args:
-        kernel: of a module.
+    """It imports a module's kernel when it is made, and is asked for `hello` first.
 
     Raises:
         RuntimeError: it ends before it has heard of the kernel.
@@ -251,8 +245,7 @@ class Process:
             reader.join(SLICE_S)
         self.socket.close()
         for descriptor in (self.inbox, self.outbox, self.lifeline):
-            if descriptor is not None:
-                os.close(descriptor)
+            os.close(descriptor)
         self.inbox = self.outbox = self.lifeline = -1
 
     def _count(self, name):
@@ -352,11 +345,8 @@ class Memory:
 
 
 class IsolatedKernel:
-    """f(q, k, v, **options), in a separate process. Its parameters are the kernel's.
-
-    Args:
-        kernel: of a module, adapted to nothing. timeout: seconds that a call may take.
-    """
+    """f(q, k, v, **options) of a module's kernel that is adapted to nothing, in a separate process. Its parameters are
+    the kernel's. timeout: seconds that a call may take."""
 
     def __init__(self, kernel: KernelRef, timeout: float = LIMIT_S):
         if not timeout > 0:
@@ -366,18 +356,24 @@ class IsolatedKernel:
         self.acts: dict[tuple, dict] = {}
         self.launched: dict[str, dict] = {}
         self.printed = dict(stdout=0, stderr=0)
-        self.parameters: list | None = None
+        self.parameters: Any = None  # as its process tells them
         self.endings, self.late_endings, self.ready, self.dead, self.stillborn = 0, 0, False, False, ""
         self.warmed: set[str] = set()
         self.memory = Memory()
         self.gone: list[tuple[Process, int]] = []
-        self.process: Process | None = self._start()
+        self.process: Process | None = Process(kernel, self.threads)
 
     @property
     def __signature__(self) -> inspect.Signature | None:
-        """Of the kernel; of `__call__` where it keeps its own to itself."""
+        """Of the kernel; None, which is that of `__call__`, where it keeps its own to itself or makes none."""
         self.wait()
-        return _signature(self.parameters)
+        try:
+            return inspect.Signature([
+                inspect.Parameter(name, Kind(kind), default=None if optional else inspect.Parameter.empty)
+                for name, kind, optional in self.parameters
+            ])  # fmt: skip
+        except (TypeError, ValueError):
+            return None
 
     def wait(self) -> None:
         """Until the kernel is imported, or its process has ended.
@@ -403,18 +399,16 @@ class IsolatedKernel:
 
     def ask(self, options: dict, tensors: Sequence[Tensor], wants: Sequence[bool]) -> tuple[Any, "Graph | None"]:
         """One call. wants: of which tensors gradients may be asked for; then a Graph comes with the answer."""
-        self._hello()
+        process = self._hello()
         names = [name for name, x in options.items() if isinstance(x, Tensor)]
-        places = {
-            name: ("tensor", 3 + names.index(name)) if name in names else ("value", x) for name, x in options.items()
-        }
-        reply = self._asked("call", tensors, dict(options=places, wants=[*wants]))
+        places = {name: ("value", x) for name, x in options.items()}
+        places |= {name: ("tensor", at) for at, name in enumerate(names, 3)}
+        reply = self._asked(process, "call", tensors, dict(options=places, wants=[*wants]))
         named = [f"argument {name + 1}" if isinstance(name, int) else name for name in names]
         changed = [("q", "k", "v", *named)[i] for i in reply["changed"]]
         if changed:
             raise KernelError(Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
         results = reply["results"]
-        process = self._running()
         self.memory.seen([(x.dtype, x.shape) for x in tensors] + [*wants], results, process.resident())
         graph = Graph(self, process, process.number, size_of(tensors)) if any(wants) else None
         return (tuple(results) if reply["several"] else results[0]), graph
@@ -423,7 +417,7 @@ class IsolatedKernel:
         """The gradients of the tensors that were wanted in a call."""
         if graph.process is not self.process:
             raise KernelError(Outcome.ENDED, "has no backward pass: its process ended before")
-        return self._asked("backward", gradients, dict(graph=graph.number), graph.size)["results"]
+        return self._asked(graph.process, "backward", gradients, dict(graph=graph.number), graph.size)["results"]
 
     def conduct(self) -> pd.DataFrame:
         """How the kernel behaved; its process is ended, so that all that it printed is counted. Rows as of `told`."""
@@ -443,11 +437,8 @@ class IsolatedKernel:
                 self.acts["prints", stream, False] = dict(number=count, times=1, at="")
         if self.memory.growth:
             self.acts["leaks", "", False] = dict(number=self.memory.growth, times=self.memory.calls, at="")
-        columns = ["what", "detail", "on_import", "number", "times", "at"]
-        rows = [
-            dict(what=what, detail=detail, on_import=early) | act for (what, detail, early), act in self.acts.items()
-        ]
-        return pd.DataFrame(rows, columns=columns)
+        rows = [(*key, *act.values()) for key, act in self.acts.items()]
+        return pd.DataFrame(rows, columns=["what", "detail", "on_import", "number", "times", "at"])
 
     def launches(self) -> pd.DataFrame:
         """What it launched on the GPU that is modelled.
@@ -465,13 +456,10 @@ class IsolatedKernel:
         """End the process."""
         if self.process is not None:
             self.process.close()
-            self._count()
-            self.process, self.dead = None, True
+            self._forget()
+            self.dead = True
 
-    def _start(self):
-        return Process(self.kernel, self.threads)
-
-    def _hello(self):
+    def _hello(self) -> Process:
         """A process that has imported the kernel."""
         if self.stillborn:
             raise KernelError(Outcome.ENDED, self.stillborn)
@@ -479,9 +467,9 @@ class IsolatedKernel:
             self._act("unasked", "", False, self.endings, "")
             raise KernelError(Outcome.NOT_CALLED, f"was not called: its process had ended {self.endings} times")
         if self.process is None:
-            self.process, self.ready = self._start(), False
+            self.process, self.ready = Process(self.kernel, self.threads), False
         if self.ready:
-            return
+            return self.process
         self.warmed.clear()
         try:
             reply = self.process.hello(FIRST_CALL_FACTOR * self.timeout)
@@ -492,7 +480,6 @@ class IsolatedKernel:
         if reply["outcome"] != Outcome.ANSWERED:
             self.dead = True
             if reply.get("exits"):
-                self._act("exits", "sys.exit", True, math.nan, "on import")
                 self.stillborn = "ends its process by sys.exit, when it is imported"
                 raise KernelError(Outcome.ENDED, self.stillborn)
             raise unavailable(self.kernel, Untrusted(reply.get("text")))
@@ -502,17 +489,13 @@ class IsolatedKernel:
         self.parameters, self.ready = reply.get("parameters"), True
         if self.parameters is None and (names := documented(self.kernel.function, f"{reply.get('doc')}")):
             self.parameters = [[name, 1, i > 2] for i, name in enumerate(names)]  # by position or by name
-
-    def _running(self) -> Process:
-        assert self.process is not None
         return self.process
 
-    def _asked(self, do, tensors, order, due=0):
+    def _asked(self, process, do, tensors, order, due=0):
         """What the process tells of an order, where it is an answer."""
         limit = self.timeout * (1 if do in self.warmed else FIRST_CALL_FACTOR)
         at = f"{do}, " + ", ".join(f"{tuple(x.shape)}" for x in tensors[:2]) + f", {tensors[0].dtype}"
-        process = self._running()
-        forget, self.gone = [n for process, n in self.gone if process is self.process], []
+        forget, self.gone = [n for its, n in self.gone if its is process], []
         begun = time.monotonic()
         try:
             reply = process.ask(tensors, order | dict(do=do, forget=forget), limit, due)
@@ -522,8 +505,6 @@ class IsolatedKernel:
         self._state(reply, False, at)
         if reply["outcome"] == Outcome.ANSWERED:
             return reply
-        if reply.get("exits"):
-            self._act("exits", "sys.exit", False, math.nan, at)
         if reply["outcome"] == Outcome.MALFORMED:
             raise KernelError(Outcome.MALFORMED, first_line(reply.get("problem")))
         error, text = (first_line(reply.get(name)) for name in ("error", "text"))
@@ -533,8 +514,8 @@ class IsolatedKernel:
         """Note what ended the process, and whether late, and the KernelError that says so."""
         if FAULT not in f"{ended}":  # else that is the finding, and the end follows from it
             self._act(ended.what, ended.detail, on_import, ended.number, at)
-        self._count()
-        self.process, self.endings = None, self.endings + 1
+        self._forget()
+        self.endings += 1
         self.late_endings += late or ended.what == "hangs"
         self.dead = self.dead or self.late_endings >= MOST_ENDINGS or self.endings >= MOST_QUICK_ENDINGS
         return KernelError(Outcome.ENDED, f"{ended}")
@@ -542,6 +523,8 @@ class IsolatedKernel:
     def _state(self, told, on_import, at):
         for name in [*told.get("state", [])][:20]:
             self._act("state", Untrusted(f"{name}"[:60]), on_import, math.nan, at)
+        if told.get("exits"):
+            self._act("exits", "sys.exit", on_import, math.nan, at)
         with suppress(KeyError, TypeError, ValueError):  # what it says of itself may be nonsense
             for each in told.get("launches", ()):
                 self._launched(each)
@@ -565,9 +548,12 @@ class IsolatedKernel:
         act = self.acts.setdefault((what, detail, on_import), dict(number=number, times=0, at=at))
         act["times"] += 1
 
-    def _count(self):
-        for stream, count in self._running().printed.items():
+    def _forget(self):
+        """The process has ended: keep how much it has printed."""
+        assert self.process is not None
+        for stream, count in self.process.printed.items():
             self.printed[stream] += count
+        self.process = None
 
 
 class Graph:
@@ -583,10 +569,7 @@ class Graph:
 @contextmanager
 def isolated(kernel: KernelRef, timeout: float = LIMIT_S) -> Iterator[KernelRef]:
     """Yield a kernel whose function is in a separate process, until the end: it is never imported here. A kernel that
-    is built in or registered, or whose function is at hand, stays as it is.
-
-    Args:
-        kernel: any. timeout: seconds that a call may take.
+    is built in or registered, or whose function is at hand, stays as it is. timeout: seconds that a call may take.
 
     Raises:
         ValueError: a kernel that stays here is none.
@@ -647,14 +630,3 @@ class _Crossing(torch.autograd.Function):
     def backward(ctx, *gradients):
         grads = iter(ctx.graph.fn.backward(ctx.graph, gradients))
         return None, None, *(next(grads) if wanted else None for wanted in ctx.needs_input_grad[2:])
-
-
-def _signature(parameters):
-    """Of what a process says; None where it makes none."""
-    try:
-        return inspect.Signature([
-            inspect.Parameter(name, KINDS[kind], default=None if optional else inspect.Parameter.empty)
-            for name, kind, optional in parameters
-        ])  # fmt: skip
-    except (TypeError, ValueError, IndexError):
-        return None

@@ -96,10 +96,9 @@ class Worker:
         try:
             reply = self.call(order) if order["do"] == "call" else self.backward(order)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are the kernel's
-            text = _written(str, error, "")
-            reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
+            reply = _raised(error)
             if broken(error):
-                reply |= dict(outcome=Outcome.MALFORMED, problem=f"fails: {text}")
+                reply |= dict(outcome=Outcome.MALFORMED, problem=f"fails: {reply['text']}")
         machine = sys.modules.get("ptx_machine.launches")
         return reply | dict(state=self.watch.look(), launches=machine.taken() if machine else [])
 
@@ -120,7 +119,7 @@ class Worker:
         for x in results:
             if problem := unusable(x, tensors[0].device):
                 return dict(outcome=Outcome.MALFORMED, problem=problem)
-        if sum(x.numel() * x.element_size() for x in results) > order["most"]:
+        if sum(x.nbytes for x in results) > order["most"]:
             problem = f"returns {results[0].dtype} of shape {tuple(results[0].shape)}, far more than is due"
             return dict(outcome=Outcome.MALFORMED, problem=problem)
         if wanted:
@@ -160,11 +159,9 @@ class Worker:
         """What is said of each tensor; its bytes go to the file."""
         specs, start = [], 0
         for x in results:
-            size = x.numel() * x.element_size()
-            specs.append(dict(dtype=f"{x.dtype}", shape=[*x.shape], start=start, size=size))
-            start += size
-        for x, spec in zip(results, specs):
-            write_at(self.outbox, _bits(x), spec["start"])
+            specs.append(dict(dtype=f"{x.dtype}", shape=[*x.shape], start=start, size=x.nbytes))
+            write_at(self.outbox, _bits(x), start)
+            start += x.nbytes
         return specs
 
 
@@ -208,16 +205,11 @@ def state() -> dict:
     }  # fmt: skip
 
 
-def functions() -> dict:
-    """Torch's functions as they are now: what holds them -> name -> function."""
-    return {of: dict(vars(of)) for of in PATCHABLE}
-
-
 class Watch:
-    """Sees what changes from one look to the next, of `state` and `functions`."""
+    """Sees what changes from one look to the next, of `state` and of torch's functions."""
 
     def __init__(self):
-        self.state, self.functions = state(), functions()
+        self.state, self.functions = state(), {of: dict(vars(of)) for of in PATCHABLE}
 
     def look(self) -> list[str]:
         """Names of what is no longer as it was at the last look; of functions those that others stand in for."""
@@ -227,11 +219,8 @@ class Watch:
             now = vars(of)
             if len(now) == len(function) and all(map(is_, now.values(), function.values())):
                 continue
-            other = [
-                name
-                for name, fn in function.items()
-                if now.get(name) is not fn and callable(fn) and not isinstance(fn, type)
-            ]
+            gone = {name: fn for name, fn in function.items() if now.get(name) is not fn}
+            other = [name for name, fn in gone.items() if callable(fn) and not isinstance(fn, type)]
             inherited = {name for base in getattr(of, "__mro__", ())[1:-1] for name in vars(base)}
             other += [name for name in now if name not in function and name in inherited]
             changed += [f"{of.__name__}.{name}" for name in other if name not in OWN]
@@ -278,13 +267,10 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
     try:
         fn = function_of(**{name: first[name] for name in ("module", "function", "gpu")})
     except BaseException as error:
-        text = _written(repr, error, _name(error))
-        reply = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
+        reply = _raised(error) | dict(text=_written(repr, error, _name(error)))
     else:
-        reply |= dict(
-            callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn) if callable(fn) else None
-        )
-        reply |= dict(doc=f"{getattr(fn, '__doc__', None) or ''}"[:TEXT])  # of built-in functions it has the parameters
+        doc = f"{getattr(fn, '__doc__', None) or ''}"[:TEXT]  # of built-in functions it has the parameters
+        reply |= dict(callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn), doc=doc)
     _tell(channel, reply | dict(number=0, state=watch.look()))
     worker = Worker(fn, watch, inbox, outbox) if reply["outcome"] == Outcome.ANSWERED else None
     while worker and (order := _next(channel)):
@@ -318,6 +304,11 @@ def _tell(channel, told):
 def _bits(x):
     """The bytes of a tensor's values, one after the other, on the CPU."""
     return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _raised(error):
+    text = _written(str, error, "")
+    return dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
 
 
 def _name(error):

@@ -55,14 +55,15 @@ def judge_tensors(
         severity = _ruled(worst.times_max, few_rows) if judged else Severity.REPORTED
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += [*of_bound(found.bound, names[0]), *_no_yardstick(names[0], far)]
-    findings += [*of_gradients(found.gradients), *_blind(far)]
+    findings += of_gradients(found.gradients)
+    if "blind" in far and (blind := int(far[far.kernel == ROUNDED].blind.sum())):
+        findings.append(Finding("blind_rows", Severity.REPORTED, dict(rows=blind)))
     if "beside" in about:
         findings.append(Finding("beside", Severity.REPORTED, dict(tensors=about["beside"])))
     if "layer" in about:
         findings.append(Finding("captured", Severity.REPORTED, dict(about)))
-    for what, heads in flags(found.risks).items():
-        if heads:
-            findings.append(Finding(what, Severity.REPORTED, dict(heads=heads)))
+    flagged = {what: heads for what, heads in flags(found.risks).items() if heads}
+    findings += [Finding(what, Severity.REPORTED, dict(heads=heads)) for what, heads in flagged.items()]
     return Judgement("tensors", names[0], tuple(findings), label_of(names[0]))
 
 
@@ -88,12 +89,6 @@ def _few(fmt, rows, close):
 def _ruled(times, few):
     """What a largest error over Baseline's means for the verdict."""
     return Severity.REPORTED if few and times > ALLOWED["o"] else within(times, ALLOWED["o"])
-
-
-def _blind(far):
-    """Rows that see no key."""
-    if "blind" in far and (rows := int(far[far.kernel == ROUNDED].blind.sum())):
-        yield Finding("blind_rows", Severity.REPORTED, dict(rows=rows))
 
 
 def _no_yardstick(judged, far):
@@ -187,10 +182,9 @@ def _of_masks(table, causal):
 def flags(risky: pd.DataFrame) -> dict[str, list[int]]:
     """Findings of a table of `captured.risks` -> the heads they hold for: "biased_output" (several keys attain the
     maximum, and V has mostly one sign), "one_signed" (V alone), "underflow" (of P, above UNDERFLOW)."""
-    bias = (risky.repeated > 0.01) & (risky.one_sided > 0.5)
-    found = dict(
-        biased_output=bias, one_signed=(risky.one_sided > 0.5) & ~bias, underflow=risky.mass > UNDERFLOW
-    )  # fmt: skip
+    one_signed = risky.one_sided > 0.5
+    bias = (risky.repeated > 0.01) & one_signed
+    found = dict(biased_output=bias, one_signed=one_signed & ~bias, underflow=risky.mass > UNDERFLOW)
     return {what: risky["head"][heads].tolist() for what, heads in found.items()}
 
 
@@ -211,11 +205,9 @@ def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
     wrong = wrong_gradients(measured, "times_max", ALLOWED["dq"])
     if len(wrong):
         worst = furthest(wrong)
-        where = dict(tensor=worst.tensor, wrong=True)
-        yield Finding("captured_gradients", Severity.FAILS, where, worst.relative, FAR)
+        yield Finding("captured_gradients", Severity.FAILS, dict(tensor=worst.tensor, wrong=True), worst.relative, FAR)
     elif len(measured):
         worst = measured.loc[measured.times_max.idxmax()]
         limit = ALLOWED[worst.tensor]
-        passes = worst.times_max <= limit and not without
-        severity = Severity.PASSES if passes else Severity.REPORTED
+        severity = Severity.PASSES if worst.times_max <= limit and not without else Severity.REPORTED
         yield Finding("captured_gradients", severity, dict(tensor=worst.tensor), worst.times_max, limit)

@@ -104,11 +104,8 @@ def over_shapes(shapes: pd.DataFrame) -> Iterator[Finding]:
 
 def wrong_gradients(rows: pd.DataFrame, times: str, limit: float) -> pd.DataFrame:
     """The rows of gradients that are not attention's: more than FAR off, and beyond the rule of three, as Baseline's
-    own may be that far off where a gradient nearly cancels. NaN is beyond both.
-
-    Args:
-        times: the column of the largest error over Baseline's. limit: up to which that is within the rule.
-    """
+    own may be that far off where a gradient nearly cancels. NaN is beyond both. times: the column of the largest error
+    over Baseline's. limit: up to which that is within the rule."""
     return rows[~(rows[times] <= limit) & ~(rows.relative <= FAR)]
 
 
@@ -169,16 +166,8 @@ def scaled(lengths: pd.DataFrame) -> float | None:
     return float(1 + off.median()) if near.all() else None
 
 
-def noisy(repeats: pd.DataFrame) -> float | None:
-    """How far outputs of one call are apart, in ulp, in a table of `repeats`; None where they are the same but
-    for the order of FP32 sums, which turns the last bit."""
-    distance = repeats["apart"].max() if "apart" in repeats else 0.0
-    return float(distance) if distance > LOST else None
-
-
 def coarse(lengths: pd.DataFrame) -> dict[str, int]:
-    """Formats in which all outputs of a kernel, in a table as above, have at least 2 bits less than the format holds ->
-    their bits."""
+    """Formats of which all outputs of a kernel, in a table as above, lack FEWER bits or more -> the bits they have."""
     rows = lengths[lengths.outcome == Outcome.ANSWERED] if "bits" in lengths else lengths[:0]
     most = rows.groupby("fmt", sort=False).bits.max() if len(rows) else {}
     return {fmt: int(most[fmt]) for fmt in dict(most) if most[fmt] <= Format.of(fmt).precision - FEWER}
@@ -187,41 +176,30 @@ def coarse(lengths: pd.DataFrame) -> dict[str, int]:
 def of_wrong(lengths: pd.DataFrame, repeats: pd.DataFrame) -> Iterator[Finding]:
     """A finding for each; all fail, and where there is one, what a carry loses cannot be told from it (in that format,
     where it is of one)."""
-    if (distance := noisy(repeats)) is not None:
-        runs = int(repeats.runs.iloc[0])
-        yield Finding("noise", Severity.FAILS, dict(runs=runs), distance, LOST)
+    distance = repeats["apart"].max() if "apart" in repeats else 0.0  # ulp
+    if distance > LOST:  # more than another order of FP32 sums, which turns the last bit
+        yield Finding("noise", Severity.FAILS, dict(runs=int(repeats.runs.iloc[0])), distance, LOST)
     if (factor := scaled(lengths)) is not None:
         yield Finding("scale", Severity.FAILS, dict(settings=len(lengths)), factor)
     for fmt, count in coarse(lengths).items():
         yield Finding("coarse", Severity.FAILS, dict(fmt=fmt), count, Format.of(fmt).precision - FEWER + 1)
 
 
-def _gross_errors(found):
-    """Findings of `of_wrong`, which may hide a carry."""
-    return [*of_wrong(found.lengths, found.repeats)]
-
-
-def _seen(sums, wrong):
-    """The rows of a table of `carry` in formats that have no coarser numbers."""
-    hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
-    return sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
-
-
-def _hides(wrong, sums):
-    """The finding of an error that hides what every sum loses; None where a loss is seen. sums: those of `_seen`."""
-    return next((f for f in wrong if f.what != "coarse" or not len(sums)), None)
+def _sums_seen(found: Measurements) -> tuple[pd.DataFrame, Finding | None]:
+    """The rows of a table of `carry` in formats that have no coarser numbers, and the finding of `of_wrong` that hides
+    what every sum loses; None where a loss is seen."""
+    wrong, sums = [*of_wrong(found.lengths, found.repeats)], found.sums
+    coarser = {f.where["fmt"] for f in wrong if f.what == "coarse"}
+    sums = sums[~sums.fmt.isin(coarser)] if coarser and len(sums) else sums
+    return sums, next((f for f in wrong if f.what != "coarse" or not len(sums)), None)
 
 
 def of_sums(found: Measurements) -> Iterator[Finding]:
     """What is carried from tile to tile: a finding for each format and sum, of the number of queries where most is
     lost; or one that says why there is none."""
-    wrong = _gross_errors(found)
-    sums = _seen(found.sums, wrong)
-    if hides := _hides(wrong, sums):
-        yield Finding("carry", Severity.REPORTED, dict(problem="", because=hides.what))
-        return
-    if not len(sums):
-        yield Finding("carry", Severity.REPORTED, dict(problem=""))
+    sums, hides = _sums_seen(found)
+    if hides or not len(sums):
+        yield Finding("carry", Severity.REPORTED, dict(problem="") | (dict(because=hides.what) if hides else {}))
         return
     severities = {True: Severity.FAILS, False: Severity.PASSES, None: Severity.REPORTED}
     problems = sums.problem[sums.outcome != Outcome.ANSWERED]
@@ -241,9 +219,8 @@ def of_sums(found: Measurements) -> Iterator[Finding]:
 
 def row_sum(found: Measurements) -> Iterator[Finding]:
     """An error of a sum that is no carry."""
-    wrong = _gross_errors(found)
-    sums = _seen(found.sums, wrong)
-    if _hides(wrong, sums) or not len(sums):
+    sums, hides = _sums_seen(found)
+    if hides or not len(sums):
         return
     off = [one for one in carried(sums) if one["low"] is False and one["lost"] > LOST]
     for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in off):
@@ -256,9 +233,7 @@ def rounded_splits(splits: pd.DataFrame) -> Iterator[Finding]:
     if len(splits) and splits.explained.notna().any():
         best = splits.loc[splits.explained.astype(float).idxmax()]
         if best.explained >= EXPLAINED:
-            where = place(best) | dict(
-                splits=int(best.splits), low_merge=bool(best.low_merge), emulated=float(best.emulated)
-            )  # fmt: skip
+            where = place(best) | dict(splits=int(best.splits), low_merge=bool(best.low_merge))
             yield Finding("rounded_splits", Severity.REPORTED, where, best.explained, EXPLAINED)
 
 
@@ -273,31 +248,29 @@ def repeats(table: pd.DataFrame) -> Iterator[Finding]:
 def of_casts(found: Measurements) -> Iterator[Finding]:
     """How casts round, a finding for each cast and mode: truncation of P or of the output fails. A sum carried in low
     precision rounds as the output does, and says nothing of it."""
-    rounding, sums = found.rounding, _seen(found.sums, _gross_errors(found))
-    low = len(sums) and any(one["low"] for one in carried(sums))
+    rounding, (sums, _) = found.rounding, _sums_seen(found)
     if not len(rounding):
         return
-    seen = rounding[rounding["mode"] != "not_seen"]
-    seen = seen[seen.what != "output"] if low else seen
-    for (what, mode), rows in seen.groupby(["what", "mode"], sort=False) if len(seen) else ():
+    low = len(sums) and any(one["low"] for one in carried(sums))
+    seen = rounding[(rounding["mode"] != "not_seen") & ((rounding.what != "output") | (not low))]
+    for (what, mode), rows in seen.groupby(["what", "mode"], sort=False):
         fails = mode == "truncates" and what != "inputs"
         where = dict(what=what, mode=mode, into=[*dict.fromkeys(rows.into)])
         yield Finding("rounding_mode", Severity.FAILS if fails else Severity.REPORTED, where)
 
 
 ROUGH = 20  # times the error of plain sums in FP32 or FP64: another order of additions makes a few, TF32 hundreds
-WRONG = (Outcome.WRONG, Outcome.MALFORMED)
 
 
 def not_attention(asked: pd.DataFrame) -> Iterator[Finding]:
     """Say why a kernel that has no format is not judged."""
     if formats(asked):
         return
-    bad, ended = (asked[asked.outcome.isin(outcomes)] for outcomes in (WRONG, (Outcome.ENDED,)))
+    bad = asked[asked.outcome.isin((Outcome.WRONG, Outcome.MALFORMED))]
+    ended = asked[asked.outcome == Outcome.ENDED]
     worst = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
-    where = {name: worst[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(worst.dim))
     right = [int(length.removeprefix("length_")) for length in asked.asked[asked.outcome == Outcome.ANSWERED]]
-    where |= dict(right_at=right) if right else {}
+    where = _asked_of(worst) | (dict(right_at=right) if right else {})
     yield Finding("not_attention" if len(bad) else "not_run", Severity.FAILS, where)
 
 
@@ -308,15 +281,17 @@ KEYS_OF_Q = keys_of(dict(keys=(0, next(each.call.n_q for each in CAPABILITIES if
 def answers(asked: pd.DataFrame) -> Iterator[Finding]:
     """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged. Before
     them: that the kernel takes the number of keys from q."""
-    even_are_right = asked[asked.asked.isin(EVEN) & asked.outcome.isin(FAULTS)].empty
-    if even_are_right and (asked.note[asked.asked == FEWER_QUERIES] == KEYS_OF_Q).any():
+    faults = asked[asked.outcome.isin(FAULTS)]
+    if not faults.asked.isin(EVEN).any() and (asked.note[asked.asked == FEWER_QUERIES] == KEYS_OF_Q).any():
         yield Finding("keys_of_q", Severity.FAILS)
-    for row in asked[asked.outcome.isin(FAULTS)].itertuples():
+    for _, row in faults.iterrows():
         other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)
-        where = dict(
-            asked=row.asked, dim=int(row.dim), head_dim=other, outcome=row.outcome, note=row.note, problem=row.problem
-        )
-        yield Finding("answer", Severity.FAILS, where)
+        yield Finding("answer", Severity.FAILS, _asked_of(row) | dict(head_dim=other))
+
+
+def _asked_of(row: pd.Series) -> dict:
+    """Of a row of `contract`."""
+    return {name: row[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(row.dim))
 
 
 NOT_JUDGED = {"raises": NAMED, "outside": OUTSIDE, "unsupported": ""}  # findings of what is refused -> its note
@@ -417,11 +392,7 @@ def coverage(found: Measurements) -> Iterator[Finding]:
 def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
     """A finding for each relation that does not hold, of its gravest case, and how many cases do. A difference within
     rounding is reported where the mathematics says the same bits, and so is what many kernels give by convention, and a
-    break of a relation that does not count.
-
-    Args:
-        related: table of `relations.relate`, with columns key and fmt.
-    """
+    break of a relation that does not count. related: table of `relations.relate`, with columns key and fmt."""
     if not len(related):
         return
     answered = related[related.outcome != NOT_ASKED]
@@ -459,12 +430,8 @@ TOLD = ("prints", "unasked")  # of acts: they are not counted
 
 
 def of_conduct(conduct: pd.DataFrame) -> Iterator[Finding]:
-    """A finding for each kind of act: what ends the process, leaks, or changes what other code computes by fails; what
-    calls print and draw from random numbers is told.
-
-    Args:
-        conduct: rows what, detail, on_import, number, times, at.
-    """
+    """A finding for each kind of act, rows as of `IsolatedKernel.told`: what ends the process, leaks, or changes what
+    other code computes by fails; what calls print and draw from random numbers is told."""
     if not len(conduct):
         return
     state = conduct.what == "state"

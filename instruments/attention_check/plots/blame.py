@@ -35,8 +35,7 @@ def shares(table: pd.DataFrame, caption: str) -> Figure:
     axes[0].set_yticks(range(len(calls)), calls[::-1])
     handles = [Patch(color=colors[step]) for step in (*NECESSARY, *steps)]
     axes[-1].legend(handles, [*NECESSARY, *steps], loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
-    return captioned(figure, "Every 16-bit kernel has the blue steps; the other steps could be in FP32",
-                     caption)  # fmt: skip
+    return captioned(figure, "Every 16-bit kernel has the blue steps; the other steps could be in FP32", caption)
 
 
 def _bars(ax, rows: pd.DataFrame, calls: Sequence[str], colors: Mapping[str, str]) -> None:

@@ -15,11 +15,8 @@ LEAST, MOST = 1e-8, 3.0  # of the axis: a residual of 0, and one of numbers that
 
 @styled
 def explained_reports(table: pd.DataFrame, caption: str) -> Figure:
-    """Draw a line for each report, from its residual as believed to the one as read.
-
-    Args:
-        table: of `check.public_reports.report_row`, with a column thread.
-    """
+    """Draw a line for each report, from its residual as believed to the one as read. table: of
+    `public_reports.report_row`, with a column thread."""
     order = {verdict: i for i, verdict in enumerate(COLORS)}
     rows = table.assign(order=table.verdict.map(order)).sort_values(["order", "thread"], kind="stable")
     figure, ax = plt.subplots(figsize=(7.6, 0.26 * len(rows) + 1.2))
@@ -37,8 +34,5 @@ def explained_reports(table: pd.DataFrame, caption: str) -> Figure:
     ax.invert_yaxis()
     ax.legend(loc="upper left", fontsize="small")
     right = int((table.verdict == table.due).sum())
-    message = (
-        f"Read in the right convention, an error shows its cause: {right} of {len(table)} reports,\n"
-        "all of them used while `explain` was written"
-    )
-    return captioned(figure, message, caption)
+    message = f"Read in the right convention, an error shows its cause: {right} of {len(table)} reports"
+    return captioned(figure, f"{message},\nall of them used while `explain` was written", caption)

@@ -27,15 +27,7 @@ MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 @styled
 def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Figure | None:
     """Draw four panels about a kernel: the precision of its sums, the growth of its error, the rule, and hard inputs.
-
-    Args:
-        judgement: of the kernel.
-        found: the measurements.
-        caption: of the figure.
-
-    Returns:
-        The figure; None for a kernel that runs in no format.
-    """
+    None for a kernel that runs in no format."""
     if not len(found.lengths):
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
@@ -47,11 +39,8 @@ def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Fi
 
 @styled
 def kernel_panel(key: str, kernel: str, table: pd.DataFrame) -> Figure:
-    """Draw one panel of `kernel_report` as a figure without a title.
-
-    Args:
-        key: of PANELS. kernel: its key. table: of the Measurements, under the panel's name in PANELS.
-    """
+    """Draw one panel of `kernel_report`, a key of PANELS, as a figure without a title. kernel: its key. table: of the
+    Measurements, under the panel's name in PANELS."""
     return panel(lambda ax: _DRAW[key](ax, table, kernel), (4.4, 4.0) if key == "sides" else PANEL)
 
 
@@ -66,14 +55,14 @@ def _sums(ax, sums, _):
     all_lost = worst.groupby("keys")["all"].max()
     ax.plot(all_lost.index, all_lost, color=DIM, lw=1, ls=":", label="every tile lost")
     ax.axhline(LOST, color=INK, lw=1.2)
-    ax.annotate(f"limit: {LOST} ulp", (1, LOST), (-2, -3), ("axes fraction", "data"), "offset points", fontsize=8,
-                ha="right", va="top")  # fmt: skip
-    ax.set(xscale="log", yscale="log", xticks=[1, 4, 16, 64, 256], ylim=(0.04, 4000))
+    right = dict(fontsize=8, ha="right", va="top")
+    ax.annotate(f"limit: {LOST} ulp", (1, LOST), (-2, -3), ("axes fraction", "data"), "offset points", **right)
+    ax.set(xscale="log", yscale="log", xticks=[1, 4, 16, 64, 256], ylim=(0.04, 4000), ylabel="lost of the sum (ulp)",
+           xlabel="keys whose terms add up to 0.45 ulp")  # fmt: skip
     no_minor_ticks(ax.xaxis)
     plain_ticks(ax.xaxis)
     plain_ticks(ax.yaxis)
     ax.legend(loc="upper right", ncols=2)
-    ax.set(ylabel="lost of the sum (ulp)", xlabel="keys whose terms add up to 0.45 ulp")
 
 
 def _growth(ax, lengths, kernel):
@@ -105,9 +94,9 @@ def _growth(ax, lengths, kernel):
 
 def _legible(lengths):
     """Select those of ascending lengths whose labels have room between them on a logarithmic axis."""
-    legible = lengths[:1]
-    for n in lengths[1:]:
-        if n >= 1.5 * legible[-1]:
+    legible = []
+    for n in lengths:
+        if not legible or n >= 1.5 * legible[-1]:
             legible.append(n)
     return legible
 
@@ -123,11 +112,8 @@ def _rule(ax, shapes, _):
     rng = np.random.default_rng(0)
     for i, tensor in enumerate(tensors):
         for (fmt, rows), shift in zip(shapes[shapes.tensor == tensor].groupby("fmt", sort=False), (-0.18, 0.18)):
-            at = i + shift + rng.uniform(-0.1, 0.1, len(rows))
-            ax.plot(
-                at, rows.ratio, READABLE[fmt][1], color=READABLE[fmt][0], ms=3, mew=0,
-                label=fmt if i == 0 else None,
-            )  # fmt: skip
+            at, (color, marker) = i + shift + rng.uniform(-0.1, 0.1, len(rows)), READABLE[fmt]
+            ax.plot(at, rows.ratio, marker, color=color, ms=3, mew=0, label=None if i else fmt)
         ax.plot([i - 0.42, i + 0.42], [ALLOWED[tensor]] * 2, color=INK, lw=1.2)
     ax.set(yscale="log", xticks=range(len(tensors)), xticklabels=[NAMES.get(t, "output") for t in tensors])
     log_ticks(ax.yaxis)
@@ -141,26 +127,24 @@ def _inputs(ax, inputs, _):
     for (fmt, rows), shift in zip(inputs.groupby("fmt", sort=False), (0.16, -0.16)):
         color, marker = READABLE[fmt]
         for i, name in enumerate(names):
-            mean, low, high = interval(rows[rows.distribution == name].outwards)
+            own = rows[rows.distribution == name]
+            mean, low, high = interval(own.outwards)
             style = dict(color=color, marker=marker, ms=4.5, lw=1.4, capsize=2)
             if name == WORST:  # the search takes either side: only the size of the error is shown
                 high = 0.0
             else:
                 label = fmt if name == names[-1] else None
                 ax.errorbar(mean, i + shift, xerr=[[mean - low], [high - mean]], label=label, **style)
-                own = rows[rows.distribution == name].baseline_outwards.mean()
-                label = "Baseline's" if label and fmt == inputs.fmt.iloc[0] else None
-                ax.plot(own, i + shift, marker, ms=7, mfc="none", mec=DIM, mew=1, label=label, zorder=0)
-            times = rows[rows.distribution == name].times_max.mean()
-            if times > ALLOWED["o"]:
+                label, x = "Baseline's" if label and fmt == inputs.fmt.iloc[0] else None, own.baseline_outwards.mean()
+                ax.plot(x, i + shift, marker, ms=7, mfc="none", mec=DIM, mew=1, label=label, zorder=0)
+            if (times := own.times_max.mean()) > ALLOWED["o"]:
                 at = dict(xytext=(4, -3), textcoords="offset points", fontsize=7.5, color=color)
                 ax.annotate(f"{times:.1f} × Baseline", (high, i + shift), **at)
     ax.axvline(0, color=INK, lw=1)
     low, high = ax.get_xlim()
-    ax.set_xlim(min(low, -0.1), max(high, 0.1))
-    ax.set(yticks=range(len(names)), yticklabels=[(INPUTS | TROUBLE)[name] for name in names])
-    ax.set_ylim(-0.6, len(names) - 0.4)
-    ax.set_xlabel("mean error away from zero (ulp), 95 % interval")
+    ax.set(xlim=(min(low, -0.1), max(high, 0.1)), xlabel="mean error away from zero (ulp), 95 % interval",
+           ylim=(-0.6, len(names) - 0.4), yticks=range(len(names)),
+           yticklabels=[(INPUTS | TROUBLE)[name] for name in names])  # fmt: skip
     ax.grid(axis="x")
     if len(names):
         ax.legend(loc="best")

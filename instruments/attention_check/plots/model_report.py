@@ -1,5 +1,7 @@
 """The figure of a probe: each kernel's error at every layer of a model."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -20,23 +22,14 @@ DRAWN = {  # kernel: label, colour, marker
 @styled
 def model_panels(table: pd.DataFrame) -> dict[str, Figure]:
     """Draw the largest errors of kernels in a model over Baseline's: a small point for each layer, head and step, a
-    large one for each layer, as in `probe.summary`.
-
-    Args:
-        table: of a Probe with the baseline "baseline".
+    large one for each layer, as in `probe.summary`. table: of a Probe with the baseline "baseline".
 
     Returns:
-        dict of the key "layers" of `anchors.PICTURES` -> figure; {} where nothing was compared.
+        the key "layers" of `anchors.PICTURES` -> figure; {} where nothing was compared.
     """
     worst = summary(table)
-    if not len(worst):
-        return {}
-
-    def layers(ax):
-        _layers(ax, table, worst)
-        ax.figure.legend(loc="outside lower left", ncols=1)
-
-    return dict(layers=panel(layers, (4.8, 1.9 + 0.42 * len(worst))))
+    draw, size = partial(_layers, table=table, worst=worst), (4.8, 1.9 + 0.42 * len(worst))
+    return dict(layers=panel(draw, size)) if len(worst) else {}
 
 
 def _layers(ax, table, worst):
@@ -61,6 +54,7 @@ def _layers(ax, table, worst):
     ax.set_yticks(range(len(worst)), labels=_names(worst.index))
     log_ticks(ax.xaxis)
     ax.grid(False)
+    ax.figure.legend(loc="outside lower left", ncols=1)
 
 
 def _names(places):

@@ -30,14 +30,8 @@ MOST = 24  # heads that are drawn
 
 @styled
 def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, caption: str) -> Figure:
-    """Draw a line for each head: its risks, and the errors of kernels on it.
-
-    Args:
-        judgement: of the tensors.
-        risky: of `captured.risks`.
-        far: of `captured.deviations`.
-        caption: of the figure.
-    """
+    """Draw a line for each head: its risks, of a table of `captured.risks`, and the errors of kernels on it, of a table
+    of `captured.deviations`."""
     drawings, heads = _drawings(risky, far)
     height = max(4.5, 0.34 * len(heads) + 2.6)
     figure, axes = plt.subplots(1, 2, figsize=(9.5, height), width_ratios=(1.25, 0.8))
@@ -93,12 +87,11 @@ def _errors(ax, far, heads):
     styles = ((INK, "|"), (BLUE, "s"), (PURPLE, "D"), (RUST, "o"), (DIM, "^"), (BROWN, "v"))
     for (color, marker), name in zip(styles, dict.fromkeys(far.kernel)):
         rows = far[far.kernel == name].set_index("head").loc[heads]
-        label = named(name)
         style = dict(ms=11, mew=1.6, zorder=4) if marker == "|" else dict(ms=5)
-        ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
+        ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=named(name), **style)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
-    ax.set(xscale="log", ylim=(len(heads) - 0.5, -0.5), yticks=range(len(heads)), yticklabels=heads)
+    ax.set(xscale="log", ylim=(len(heads) - 0.5, -0.5), yticks=range(len(heads)), yticklabels=heads, ylabel="head",
+           xlabel="largest error / Baseline's")  # fmt: skip
     log_ticks(ax.xaxis)
-    ax.set(xlabel="largest error / Baseline's", ylabel="head")
     ax.grid(axis="y")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=7.5, ncols=2)

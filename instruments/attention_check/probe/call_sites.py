@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,11 +37,8 @@ class SdpaArguments:
     enable_gqa: bool = False
 
     def options(self, dtype: torch.dtype) -> dict:
-        """causal, scale and mask as kernels take them: torch aligns causal top-left, and kernels bottom-right.
-
-        Args:
-            dtype: that the kernel computes in; under autocast not the query's.
-        """
+        """causal, scale and mask as kernels take them: torch aligns causal top-left, and kernels bottom-right. dtype:
+        that the kernel computes in; under autocast not the query's."""
         causal, mask = bool(self.is_causal), None if self.attn_mask is None else self.attn_mask.detach()
         if mask is not None and mask.dtype == self.query.dtype:
             mask = mask.to(dtype)
@@ -55,11 +53,9 @@ class SdpaArguments:
 class CallTracker:
     """A context manager that knows which modules run in its thread.
 
-    A step is one run of the outermost module in which `here` is asked, a forward pass; a layer the name, in that
-    module, of the innermost one that runs. Outside of any module each question is a step of its own.
-
-    In eval mode torch's nn.MultiheadAttention and encoders take a fast path, but not where a function mode is active.
-    Around them every mode is turned off, so that they compute what they did.
+    Steps and layers are those of `Probe`, for each question to `here`. In eval mode torch's nn.MultiheadAttention and
+    encoders take a fast path, but not where a function mode is active. Around them every mode is turned off, so that
+    they compute what they did.
 
     Args:
         unseen: called with a Why when a module begins whose calls are hidden: such a one (Why.FUSED), and an outermost
@@ -148,10 +144,9 @@ def _hidden(module):
 def _setting(module):
     """The attention that a module of transformers is set to; "" of any other."""
     try:
-        found = module.config._attn_implementation
+        return f"{module.config._attn_implementation}"
     except Exception:  # whatever a stranger's module calls its config
         return ""
-    return found if isinstance(found, str) else ""
 
 
 def _is_compiled(module):
@@ -208,6 +203,7 @@ def undisturbed(device):
 
 
 TINY = 5e-324  # the smallest float64, which flushing makes zero
+BACKENDS = ("flash", "mem_efficient", "math", "cudnn")  # of torch's attention
 MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 FLAGS = [
     (MATMUL, "fp32_precision"), (MATMUL, "allow_fp16_reduced_precision_reduction"),
@@ -250,11 +246,7 @@ def _settings() -> list[tuple[Callable, Callable]]:
         (torch.get_deterministic_debug_mode, lambda x: torch.use_deterministic_algorithms(x > 0, warn_only=x == 1)),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-        (backends.flash_sdp_enabled, backends.enable_flash_sdp),
-        (backends.mem_efficient_sdp_enabled, backends.enable_mem_efficient_sdp),
-        (backends.math_sdp_enabled, backends.enable_math_sdp),
-        (backends.cudnn_sdp_enabled, backends.enable_cudnn_sdp),
         (backends.fp16_bf16_reduction_math_sdp_allowed, backends.allow_fp16_bf16_reduction_math_sdp),
-        *((lambda of=of, name=name: getattr(of, name), lambda x, of=of, name=name: setattr(of, name, x))
-          for of, name in FLAGS),
+        *((getattr(backends, f"{name}_sdp_enabled"), getattr(backends, f"enable_{name}_sdp")) for name in BACKENDS),
+        *((partial(getattr, of, name), partial(setattr, of, name)) for of, name in FLAGS),
     ]  # fmt: skip

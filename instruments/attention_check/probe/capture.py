@@ -5,7 +5,7 @@ The tensors are named q, k, v, mask, causal, scale, ... (`named_tensors`); where
 """
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from attention_check.probe.named_tensors import (
     STARTS,
     Reading,
     by_meaning,
+    narrowed,
     narrower_format,
     option_values,
     refuse_ambiguous,
@@ -34,7 +35,6 @@ from fa_lib.kernels.options import validate
 from fa_lib.numerics.formats import Format
 
 JUDGED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which calls are judged
-WIDE = (torch.float64,)
 AS_IT_IS = Reading()
 
 
@@ -77,6 +77,12 @@ class Capture:
 
             o.register_hook(reached)
         return captured
+
+    def on(self, device: str) -> "Capture":
+        """The same call with its tensors on a device of torch's."""
+        given = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.options.items()}
+        return replace(self, options=options, **given)
 
     def in_four_dimensions(self) -> "Capture":
         """The same call of (batch, heads, sequence, head_dim), without o and dO; its mask is as large as the
@@ -122,17 +128,17 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
             shapes do not fit each other, the file and the reading contradict each other, or values of q, k or v are NaN
             or infinite.
     """
-    stored, about = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}, _header(path)
-    about.pop("beside", None)
+    names = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
+    about: dict[str, str] = {name: text for name, text in _header(path).items() if name != "beside"}
     try:
-        named = by_meaning(stored)
+        named = by_meaning(names)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    require(named, path, stored)  # q, k and v
+    require(named, path, names)  # q, k and v
     if beside := [name for name in (SECOND, *BESIDE) if name in named]:
-        about = about | dict(beside=", ".join(beside))
+        about["beside"] = ", ".join(beside)
     try:
-        names, options = [*stored], reading.options(option_values(named))
+        options = reading.options(option_values(named))
         if starts := {name: named[name] for name in STARTS if name in named}:
             options = kept_apart(named["q"], named["k"], starts, options)
         stored = turned(named, "bshd" if starts else reading.layout)
@@ -142,7 +148,7 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
         q, k, v = (stored[name] for name in "qkv")
         o, dO = stored.get("o"), stored.get("dO")
         for name in LAID_OUT:
-            if name in stored and stored[name].dtype not in WIDE and stored[name].dtype not in JUDGED:
+            if name in stored and stored[name].dtype not in (*JUDGED, torch.float64):
                 raise ValueError(f"{name}: got {stored[name].dtype}; accepted are BF16, FP16, FP32 and FP64")
         validate(q, k, v, **options)
         refuse_ambiguous(names, q, k, options)
@@ -161,28 +167,21 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
                 )
         own = "" if reading.fmt else stated if stated in ("BF16", "FP16") else narrower_format(stored)
         if own:
-            about = about | dict(stored_in=Format.of(q.dtype).name)
+            about["stored_in"] = Format.of(q.dtype).name
         if reading.fmt or own:
             to = Format.of(reading.fmt or own)
             rounded = [to(x.double()) for x in (q, k, v)]
             if any(not torch.equal(x, was.double()) for x, was in zip(rounded, (q, k, v))) and o is not None:
-                o, about = None, about | dict(without_o=to.name)
+                o, about["without_o"] = None, to.name
             q, k, v = (x.to(to.dtype) for x in rounded)
-            o, dO = _in_format(o, to), None if dO is None else to(dO.double()).to(to.dtype)
+            o = None if o is None else narrowed(o, to.dtype)
+            dO = None if dO is None else to(dO.double()).to(to.dtype)
         if q.dtype not in JUDGED:
             rounds = "`fa-lib check tensors --format BF16` rounds them first"
             raise ValueError(f"q: got {q.dtype}; accepted are BF16, FP16 and FP32: {rounds}")
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     return Capture(q, k, v, options, o, dO, about)
-
-
-def _in_format(o, to):
-    """An output in a format's dtype where that changes no value; else as it is."""
-    if o is None:
-        return None
-    narrow = to(o.double())
-    return narrow.to(to.dtype) if torch.equal(narrow, o.double()) else o
 
 
 def _header(path):

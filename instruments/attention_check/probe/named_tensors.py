@@ -131,11 +131,8 @@ def _numbers(name, x, count):
 
 
 def refuse_ambiguous(names: Iterable[str], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
-    """Raise a ValueError where a call has two readings by the names of its file.
-
-    Args:
-        names: of the file's tensors. q, k: (..., sequence, head_dim). options: of the call.
-    """
+    """Raise a ValueError where a call with q and k (..., sequence, head_dim) has two readings by the names of the
+    tensors in its file."""
     theirs = any(name.lower() == "is_causal" for name in names)
     if theirs and options.get("causal") and q.shape[-2] != k.shape[-2]:
         raise ValueError(
@@ -150,10 +147,8 @@ def turned(held: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
     Raises:
         ValueError: one of them has fewer than three dimensions to turn.
     """
-    if layout == "bhsd":
-        return dict(held)
     found = dict(held)
-    for name in LAID_OUT:
+    for name in LAID_OUT if layout == "bshd" else ():
         if name in held:
             if held[name].ndim < 3:
                 shape = tuple(held[name].shape)
@@ -166,11 +161,14 @@ def narrower_format(tensors: Mapping[str, Tensor]) -> str:
     """The name of the narrowest of BF16 and FP16 that holds all values of q, k, v and o, which are stored in a wider
     one, as .npz files hold BF16; "" where there is none, or no o to show in which format the kernel answers."""
     names = ("q", "k", "v", "o")
-    if not all(name in tensors and tensors[name].dtype in (torch.float32, torch.float64) for name in names):
+    wide = all(name in tensors and tensors[name].dtype in (torch.float32, torch.float64) for name in names)
+    if not wide or int((tensors["o"] != 0).sum()) < FEWEST:  # a few round numbers say nothing
         return ""
-    if int((tensors["o"] != 0).sum()) < FEWEST:  # a few round numbers say nothing
-        return ""
-    for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)):
-        if all(torch.equal(tensors[each].to(dtype).to(tensors[each].dtype), tensors[each]) for each in names):
-            return name
-    return ""
+    formats = dict(BF16=torch.bfloat16, FP16=torch.float16)
+    return next((fmt for fmt, to in formats.items() if all(narrowed(tensors[x], to).dtype == to for x in names)), "")
+
+
+def narrowed(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor in a narrower dtype, where there is one and that changes no value; else as it is."""
+    narrow = x.to(dtype or x.dtype)
+    return narrow if torch.equal(narrow.to(x.dtype), x) else x

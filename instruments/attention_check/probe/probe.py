@@ -27,12 +27,7 @@ from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 
 SDPA = F.scaled_dot_product_attention
-EMULATED = (
-    eager_baseline,
-    kernels.baseline,
-    kernels.as_shipped,
-    kernels.every_step,
-)  # some rows of Q have the same bits
+EMULATED = (eager_baseline, kernels.baseline, kernels.as_shipped, kernels.every_step)  # of any rows the same bits
 CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "head", "kernel", "against"]
 COLUMNS = [
     *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", "masked", "later", "own", *PLACE[2:],
@@ -42,11 +37,8 @@ COLUMNS = [
 
 def summary(table: pd.DataFrame, baseline: str | None = "baseline") -> pd.DataFrame:
     """For each model and layer (rows) and kernel (columns) its largest error over Baseline's largest, both over all
-    heads and steps, each error in units of its head's golden root mean square. The field's rule allows 2.
-
-    Args:
-        table: of a Probe. baseline: its.
-    """
+    heads and steps, each error in units of its head's golden root mean square. The field's rule allows 2. table,
+    baseline: of a Probe."""
     table = table[table.against == "golden"]
     error = table.assign(error=table["max"] / table.scale).groupby(["model", "layer", "kernel"], sort=False).error
     error = error.max().unstack(sort=False)
@@ -193,11 +185,8 @@ class Probe(TorchFunctionMode):
             return part.taken(call_or_raise(fn, options, *own))
 
     def _add(self, given, errors, rms, call):
-        """Rows of one head of a call.
-
-        Args:
-            errors: (kernel, against) -> largest and root mean square. rms: the golden value's.
-        """
+        """Rows of one head of a call. errors: (kernel, against) -> largest and root mean square. rms: the golden
+        value's."""
         own = errors.get((self.baseline, "golden"))
         for (name, against), (largest, rmse) in errors.items():
             row = given | dict(kernel=name, against=against, max=largest, rmse=rmse, scale=rms)

@@ -8,7 +8,7 @@ rounding: how far is measured by runs in which every module's output is rounded 
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -112,10 +112,8 @@ class Runs(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return
         self._depth -= 1
-        changed = (
-            x for x in module.modules() if x.training and getattr(x, "track_running_stats", False)
-        )  # batch norms
-        if self._depth == 0 and self._attends and len(self.found) < KEPT and next(changed, None) is None:
+        changes = any(x.training and getattr(x, "track_running_stats", False) for x in module.modules())  # batch norms
+        if self._depth == 0 and self._attends and len(self.found) < KEPT and not changes:
             run, given = Run(module, args, dict(kwargs)), (*args, *kwargs.values())
             if run.tensors() and all(x is None or isinstance(x, (Tensor, bool, int, float, str)) for x in given):
                 kind = run.tensors()[0].device.type
@@ -152,18 +150,11 @@ class Calls(TorchFunctionMode):
 
 @lru_cache(maxsize=4)  # several ways have a side in common
 def played(run: Run, seed: int = 0, nudge: int | None = None) -> tuple[list[tuple[str, str, Tensor]], Any]:
-    """Run the model. Returns its calls' tensors and output, and the output as it came.
-
-    Args:
-        seed: of torch's random numbers. nudge: of the numbers that round each module's output once more.
-    """
-    with ExitStack() as stack:
-        for context in (torch.no_grad(), torch.random.fork_rng([]), restored()):
-            stack.enter_context(context)
-        if run.autocast is not None:
-            stack.enter_context(torch.autocast(run.tensors()[0].device.type, run.autocast))
-        if nudge is not None:
-            stack.enter_context(_nudged(torch.Generator().manual_seed(nudge)))
+    """Run the model. Returns its calls' tensors and output, and the output as it came. seed: of torch's random numbers.
+    nudge: of the numbers that round each module's output once more."""
+    cast = torch.autocast(run.tensors()[0].device.type, run.autocast, enabled=run.autocast is not None)
+    nudged = nullcontext() if nudge is None else _nudged(torch.Generator().manual_seed(nudge))
+    with torch.no_grad(), torch.random.fork_rng([]), restored(), cast, nudged:
         torch.manual_seed(seed)
         with Calls() as calls, calls.places:
             output = run.model(*run.args, **run.kwargs)
@@ -350,17 +341,15 @@ def _twice(runs: list[Run]):
 def _decoded(run: Run, prompt: Tensor) -> list[tuple[str, str, Tensor]]:
     """Prefill all but the last tokens, decode these one by one; q, o and the output, over all positions."""
     cut = prompt.shape[1] - DECODED
-    chunks, found, past = [prompt[:, :cut], *prompt[:, cut:].split(1, 1)], [], {}
-    for chunk in chunks:
-        tensors, output = played.__wrapped__(
-            replace(run, args=(), kwargs=dict(input_ids=chunk, use_cache=True, **past))
-        )
+    found, past = [], {}
+    for chunk in (prompt[:, :cut], *prompt[:, cut:].split(1, 1)):
+        part = replace(run, args=(), kwargs=dict(input_ids=chunk, use_cache=True, **past))
+        tensors, output = played.__wrapped__(part)
         past = dict(past_key_values=output["past_key_values"])
         found.append(tensors)
     whole = []
     for parts in zip(*found):
-        layer, name, _ = parts[0]
-        dim = 1 if name == OUTPUT else -2
-        tensors = [x for _, _, x in parts]
-        whole.append((layer, name, tensors[-1] if name in ("k", "v") else torch.cat(tensors, dim)))
+        (layer, name, _), tensors = parts[0], [x for _, _, x in parts]
+        joined = tensors[-1] if name in ("k", "v") else torch.cat(tensors, 1 if name == OUTPUT else -2)
+        whole.append((layer, name, joined))
     return whole

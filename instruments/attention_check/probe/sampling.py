@@ -29,9 +29,7 @@ class Sample:
     def seeing(self, golden: Tensor) -> Tensor:
         """(entries, heads, rows, 1): whether a row sees a key."""
         seen, mask = torch.ones_like(golden[..., :1], dtype=torch.bool), self.options["mask"]
-        if mask is None:
-            return seen
-        return seen & (mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
+        return seen if mask is None else seen & shown(mask).any(-1, keepdim=True)
 
 
 def sampled(
@@ -59,6 +57,11 @@ def sampled(
         near = within(n_q, n_kv, left, 0 if causal else right, q.device)[places]  # (rows, n_kv)
         causal, mask = False, both(near, mask)
     return Sample(taken(q), k[at], v[at], dict(options, causal=causal, mask=mask), taken)
+
+
+def shown(mask: Tensor) -> Tensor:
+    """Which keys a mask, boolean or added, does not hide: a boolean one like it."""
+    return mask if mask.dtype == torch.bool else mask > -math.inf
 
 
 def both(visible: Tensor, mask: Tensor | None) -> Tensor:
@@ -99,15 +102,13 @@ def shares_seen(q: Tensor, k: Tensor, options: dict) -> dict[str, float]:
     mask. Of one with as many queries as keys, later: the share of rows that see a key behind their own; own: the share
     that see their own; else NaN."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
-    mask = options.get("mask")
-    masked = math.nan
-    if mask is not None:
-        masked = (~mask if mask.dtype == torch.bool else mask != 0).double().mean().item()
-    if n_q != n_kv or n_q < 2:
-        return dict(masked=masked, later=math.nan, own=math.nan)
+    mask, masked = options.get("mask"), math.nan
     visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
     if mask is not None:
-        visible = (mask if mask.dtype == torch.bool else mask > -math.inf).expand(*mask.shape[:-2], n_q, n_kv)
+        masked = (~mask if mask.dtype == torch.bool else mask != 0).double().mean().item()
+        visible = shown(mask).expand(*mask.shape[:-2], n_q, n_kv)
+    if n_q != n_kv or n_q < 2:
+        return dict(masked=masked, later=math.nan, own=math.nan)
     if options.get("causal"):
         visible = visible & within(n_q, n_kv, None, 0, q.device)
     later = visible.triu(1).any(-1)[..., :-1]  # the last row has none behind it

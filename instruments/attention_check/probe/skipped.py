@@ -25,8 +25,7 @@ TOLD = {  # what it was, what to do
         "run them within torch.compiler.set_stance('force_eager')",
     ),
     Why.EAGER: (
-        "forward passes of transformers with attention other than sdpa",
-        "model.set_attn_implementation('sdpa')",
+        "forward passes of transformers with attention other than sdpa", "model.set_attn_implementation('sdpa')",
     ),
     Why.FUSED: (
         "nn.MultiheadAttention in eval mode on torch's fast path", "torch.backends.mha.set_fastpath_enabled(False)",
@@ -57,17 +56,12 @@ def first_nonfinite(where: Mapping) -> str:
 
 
 def line(skipped: Mapping[tuple[str, str], int], nonfinite: Mapping | None, compiled: Sequence[str] = ()) -> str:
-    """All that a Probe did not compare, as one line; "" where there is nothing of that kind.
-
-    Args:
-        skipped, nonfinite: of the Probe. compiled: classes of compiled modules that are alive.
-    """
+    """All that a Probe (skipped, nonfinite: its) did not compare, as one line; "" where there is nothing of that kind.
+    compiled: classes of compiled modules that are alive."""
     parts = [first_nonfinite(nonfinite)] if nonfinite else []
     every = [f"{count} ({reason_sentence(why)})" for (kernel, why), count in skipped.items() if kernel == "all"]
     parts += [f"not compared: {', '.join(every)}"] if every else []
-    own = [
-        f"{count} by {kernel} ({reason_sentence(why)})" for (kernel, why), count in skipped.items() if kernel != "all"
-    ]
+    own = [f"{count} by {name} ({reason_sentence(why)})" for (name, why), count in skipped.items() if name != "all"]
     parts += [f"refused: {', '.join(own)}"] if own else []
     what = f"calls in {', '.join(compiled)}, which {'are' if len(compiled) > 1 else 'is'} compiled"
     parts += [f"not seen: {what}: {TOLD[Why.COMPILED][1]}"] if compiled else []

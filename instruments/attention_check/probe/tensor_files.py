@@ -23,11 +23,10 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
     """Read the tensors of a file: .safetensors, .npz, or .pt without pickle.
 
     Args:
-        path: of the file.
         allow_large: read more than LARGE bytes too. Sizes are looked at before anything is unpacked.
 
     Returns:
-        dict of name -> tensor, in the file's shape and dtype.
+        name -> tensor, in the file's shape and dtype.
 
     Raises:
         FileNotFoundError: there is no such file.

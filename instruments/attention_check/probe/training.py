@@ -15,12 +15,10 @@ def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Seque
     second technique. The training is that of the arm "baseline", bit for bit.
 
     Args:
-        seed, config, steps, device: as of a RunSpec.
-        at: steps, counted from 0.
-        names: of the other kernels, for `kernels.get`.
+        seed, config, steps, device: as of a RunSpec. at: from 0 on. names: of the other kernels, for `kernels.get`.
 
     Returns:
-        list of dicts, the rows of `Probe`, with step, layer and kind ("self" or "cross").
+        the rows of `Probe`, with step, layer and kind ("self" or "cross").
 
     Raises:
         ValueError: before training, where a step or a kernel does not fit.

@@ -36,22 +36,18 @@ def tensors_sections(found: TensorMeasurements, explained: Explanation | None = 
         Section("bound", "The judged output and its own bound", by_bound(found.bound)),
         Section("gradients", "Its gradients, for the dO that was captured", by_gradient(found.gradients)),
         Section("conduct", "Side effects of its calls", by_conduct(found.conduct)),
-        Section("risky", "How risky each head is", by_head(found.risks)),
+        Section("risky", "How risky each head is", found.risks.round(4).astype(str)),
     ]  # fmt: skip
 
 
 def model_sections(layers: pd.DataFrame, ways: Sequence[Mapping] = ()) -> list[Section]:
     """Of a model, from the table of its Probe and rows of `replays.compared`."""
-    found = [
+    far = f"Times as far as two right runs differ, at most {TIMES}, of the first tensor that differs or the furthest."
+    return [
         Section("by_layer", "Layer by layer", by_layer(layers),
-                "The largest error over Baseline's largest; the rule allows 2.")
+                "The largest error over Baseline's largest; the rule allows 2."),
+        Section("ways", "The same prompt in other ways", by_way(ways), far),
     ]  # fmt: skip
-    if ways:
-        text = (
-            f"Times as far as two right runs differ, at most {TIMES}, of the first tensor that differs or the furthest."
-        )
-        found.append(Section("ways", "The same prompt in other ways", by_way(ways), text))
-    return found
 
 
 def by_way(ways: Sequence[Mapping]) -> pd.DataFrame:
@@ -63,11 +59,6 @@ def by_way(ways: Sequence[Mapping]) -> pd.DataFrame:
         }
         for row in ways
     ])  # fmt: skip
-
-
-def by_head(risky: pd.DataFrame) -> pd.DataFrame:
-    """A table of `captured.risks`, four digits."""
-    return risky.round(4).astype(str)
 
 
 def by_kernel(far: pd.DataFrame) -> pd.DataFrame:

@@ -95,11 +95,7 @@ CAUSES = {  # key of a mistakes.Cause -> its subject
 
 
 def label(asked: str, *dims: int) -> str:
-    """Name what was asked for, a row of `contract`: "head_dim 40, 72", "causal, and softcap".
-
-    Args:
-        asked: of the row. dims: the head_dims, where it asks for one.
-    """
+    """Name what was asked for, a row of `contract`, with its head_dims: "head_dim 40, 72", "causal, and softcap"."""
     if asked in COMBINED:
         first, second = COMBINED[asked]
         return f"{label(first)}, and {SHORT.get(second) or label(second)}"

@@ -81,7 +81,7 @@ def page(
                 for severity, kinds in rows.items()],
         pictures=[dict(key=key, png=figure if isinstance(figure, str) else picture(figure), words=PICTURES[key],
                        alt=_alternative_text(key, said)) for key, figure in panels.items()],
-        sections=sections, about=_texts(about), settings=_texts(settings),
+        sections=sections, about=_texts(about or {}), settings=_texts(settings or {}),
     )  # fmt: skip
 
 
@@ -110,28 +110,18 @@ def _breaking(text):
 
 
 def picture(figure: "Figure") -> str:
-    """A figure of the page, as `png`; it is closed."""
+    """A figure of the page as PNG in base64; it is closed. The names of strangers in its legends are neither formulas
+    nor control characters."""
     import matplotlib.pyplot as plt  # a page of pictures that are drawn already does without
 
-    drawn = png(_literal(figure))
-    plt.close(figure)
-    return drawn
-
-
-def png(figure) -> str:
-    """A figure as PNG in base64."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=200, bbox_inches="tight", metadata={"Software": None})
-    return base64.b64encode(content.getvalue()).decode()
-
-
-def _literal(figure):
-    """A figure in whose legends the names of strangers are neither formulas nor control characters."""
-    legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
+    legends = (legend for ax in figure.axes if (legend := ax.get_legend()))
     for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
         text.set_text("\n".join(map(Untrusted, text.get_text().split("\n"))))
         text.set_parse_math(False)
-    return figure
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=200, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def _alternative_text(key, sentences):
@@ -141,14 +131,11 @@ def _alternative_text(key, sentences):
 
 def _row(said, anchors):
     found = [anchors[key] for key in SOURCES.get(said.what, ()) if key in anchors]
-    links = [("picture" if anchor.startswith("picture-") else "table", anchor) for anchor in found]
+    links = [(anchor.partition("-")[0], anchor) for anchor in found]
     texts = {name: getattr(said, name) for name in ("text", "number", "limit", "more", "remedy")}
     return texts | dict(links=links, beyond=said.beyond)
 
 
 def _texts(named):
-    return {name: _listed(value) for name, value in (named or {}).items()}
-
-
-def _listed(value):
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{value}"
+    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in named.items()}
+    return {name: ", ".join(map(str, values)) for name, values in lists.items()}

@@ -71,9 +71,8 @@ class PageFiles:
             record = json.loads(path.read_text())
             judgement = Judgement.of(record)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}: got {type(error).__name__} reading it; accepted is a judgement's record"
-            ) from error
+            got = f"got {type(error).__name__} reading it"
+            raise ValueError(f"{path}: {got}; accepted is a judgement's record") from error
         if judgement.verdict.value != record.get("verdict"):
             raise ValueError(f"{path}: its findings and its verdict contradict each other")
         return judgement, record

@@ -6,7 +6,7 @@ from itertools import groupby
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.measure.capability import NAMED_OPTIONS
 from attention_check.report.labels import KERNELS, SUMS, label, named
-from attention_check.report.wordings import WORDINGS, Sentence, gravity
+from attention_check.report.wordings import GRAVEST_FIRST, WORDINGS, Sentence, gravity
 from fa_lib.execution.untrusted import Untrusted
 
 ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
@@ -25,9 +25,8 @@ HEADINGS = {  # of findings, by what they mean for the verdict
 def headline(judgement: Judgement) -> Untrusted:
     """The verdict, with its cause where one is known, and, of a kernel, what could not be run: "flash passes. Not run,
     since it does not take them: softcap, sinks."."""
-    on = {"tensors": " on these tensors"}.get(judgement.kind, "")
-    judged = judgement.label
-    if judgement.kind == "tensors" and judgement.subject in KERNELS:
+    judged, on = judgement.label, " on these tensors" if judgement.kind == "tensors" else ""
+    if on and judgement.subject in KERNELS:
         judged = named(judgement.subject).capitalize()
     found = cause(judgement)
     why = f": {WORDINGS[found[0].what].cause(found)}" if found else ""
@@ -46,10 +45,8 @@ def cause(judgement: Judgement) -> list[Finding]:
     of `explain`; then WORDINGS' order."""
     if judgement.verdict != Verdict.FAILS:
         return []
-    failing = sorted(
-        (f for f in judgement.findings if f.severity == Severity.FAILS),
-        key=lambda f: (gravity(f), f.where.get("note") == "other"),  # an answer that was recognised first
-    )
+    failing = [f for f in judgement.findings if f.severity == Severity.FAILS]
+    failing.sort(key=lambda f: (gravity(f), f.where.get("note") == "other"))  # an answer that was recognised first
     rounded = [f for f in judgement.findings if f.severity == Severity.REPORTED and f.what in ROUNDED_BY]
     reported = [f for f in rounded if f.where.get("same", True)]
     causes = [what for what, wording in WORDINGS.items() if wording.because]
@@ -71,11 +68,8 @@ def title(judgement: Judgement) -> str:
     causes = cause(judgement)
     if judgement.kind == "kernel" and not any(f.what == "carry" for f in causes):
         carries = judgement.carries
-        sums = (
-            "not seen"
-            if carries is None
-            else " and ".join(name for key, name in SUMS.items() if key in carries) or "no"
-        )
+        low = " and ".join(name for key, name in SUMS.items() if key in (carries or ()))
+        sums = "not seen" if carries is None else low or "no"
         splits = any(f.what == "rounded_splits" for f in judgement.findings)
         also = "; it rounds partial results" if splits and not causes else ""
         return f"{headline(judgement)} Sums kept in low precision from tile to tile: {sums}{also}"
@@ -84,20 +78,16 @@ def title(judgement: Judgement) -> str:
 
 def judgement_text(judgement: Judgement) -> str:
     """The headline and every sentence, as one text."""
-    texts = [
-        text for group in sentences_of(judgement).values() for one in group for text in (one.line, one.more, one.remedy)
-    ]
-    return " ".join([headline(judgement), *filter(None, texts)])
+    sentences = (one for group in sentences_of(judgement).values() for one in group)
+    texts = (text for one in sentences for text in (one.line, one.more, one.remedy) if text)
+    return " ".join([headline(judgement), *texts])
 
 
 def judgement_lines(
     judgement: Judgement, heading: Callable[[Severity, str], str] = lambda severity, text: text
 ) -> list[str]:
-    """The headline, then a line for each finding and for what to change; of what holds one line for all.
-
-    Args:
-        heading: gives the heading of the findings of a severity as it is to be shown.
-    """
+    """The headline, then a line for each finding and for what to change; of what holds one line for all. heading: gives
+    the heading of the findings of a severity as it is to be shown."""
     lines: list[str] = [headline(judgement)]
     for severity, group in sentences_of(judgement).items():
         top = heading(severity, f"{HEADINGS[severity]}:")
@@ -118,9 +108,7 @@ def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
     for finding in judgement.findings:
         groups.setdefault(finding.what, []).append(finding)
     sentences = [one for what, findings in groups.items() for one in WORDINGS[what](findings)]
-    order = [Severity.FAILS, Severity.REPORTED, Severity.PASSES]
-    if judgement.passed:
-        order = [Severity.PASSES, Severity.REPORTED]
+    order = (Severity.PASSES, Severity.REPORTED) if judgement.passed else GRAVEST_FIRST
     found = {severity: [one for one in sentences if one.severity == severity] for severity in order}
     return {severity: group for severity, group in found.items() if group}
 

@@ -19,12 +19,9 @@ from fa_lib.numerics.confidence import interval
 
 BROKE = "breaks"  # the column
 RELATED = {
-    BITWISE: "same bits",
-    ROUNDING: "within rounding",
-    BREAKS: "breaks",
-    BROKEN: "no answer",
+    BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer",
     CONVENTION: "a convention",
-}
+}  # fmt: skip
 OUTCOMES = {
     Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not called",
@@ -114,14 +111,14 @@ def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
         return inputs
     lines, worst = [], []
     for (fmt, distribution), rows in inputs.groupby(["fmt", "distribution"], sort=False):
-        mean, low, high = interval(rows.outwards)
+        mean, low, high = map(_signed, interval(rows.outwards))
         worst.append(rows.times_max.mean())
-        line = {BROKE: bool(rows.outcome.isin(FAULTS).any()), "error / Baseline's": number_text(worst[-1])}
-        line |= dict(fmt=fmt, distribution=distribution)
-        line |= {"away from zero (ulp)": _signed(mean), "95 % interval": f"{_signed(low)} to {_signed(high)}"}
-        line |= {"Baseline's (ulp)": _signed(rows.baseline_outwards.mean())}
-        lines.append(line | dict(problem=rows.problem.iloc[0]))
-    found = pd.DataFrame(lines).rename(columns=COLUMNS)
+        lines.append({
+            BROKE: bool(rows.outcome.isin(FAULTS).any()), "error / Baseline's": number_text(worst[-1]),
+            "format": fmt, "inputs": distribution, "away from zero (ulp)": mean, "95 % interval": f"{low} to {high}",
+            "Baseline's (ulp)": _signed(rows.baseline_outwards.mean()), "problem": rows.problem.iloc[0],
+        })  # fmt: skip
+    found = pd.DataFrame(lines)
     return gravest_first(found if found.problem.any() else found.drop(columns="problem"), worst)
 
 
@@ -139,10 +136,7 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
     outputs = calls.assign(beyond=beyond)[calls.tensor == "o"].set_index(index)
     broke = (outputs.beyond | outputs.outcome.isin(FAULTS)).reindex(wide.index)
-    wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None)
-    found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index().rename(columns=COLUMNS)
-    front = [name for name in found if name not in ("shape", "head_dim", "format")]
-    return gravest_first(found[[*front, "shape", "head_dim", "format"]], outputs.ratio.reindex(wide.index).to_numpy())
+    return gravest_first(_index_last(wide, broke).rename(columns=COLUMNS), outputs.ratio.reindex(wide.index).to_numpy())
 
 
 def by_relation(related: pd.DataFrame) -> pd.DataFrame:
@@ -161,9 +155,13 @@ def by_relation(related: pd.DataFrame) -> pd.DataFrame:
     broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~uncounted).groupby([rows[name] for name in index]).any()
     equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
     order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
-    wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]
-    found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index()
-    return gravest_first(found[[*found.columns.drop(index), *index]], 1.0 - equal.loc[order].to_numpy())
+    return gravest_first(_index_last(wide.loc[order], broke.loc[order]), 1.0 - equal.loc[order].to_numpy())
+
+
+def _index_last(wide, broke):
+    """A table of texts with BROKE in front, and its index as the last columns."""
+    front = wide.assign(**{BROKE: broke}).rename_axis(columns=None).reset_index()
+    return front[[BROKE, *wide.columns, *wide.index.names]]
 
 
 def by_repeats(repeats: pd.DataFrame) -> pd.DataFrame:
@@ -190,8 +188,7 @@ def by_splits(splits: pd.DataFrame) -> pd.DataFrame:
     explained = splits.explained.astype(float)
     merged = [row.fmt if row.low_merge else "FP32" for row in splits.itertuples()]
     columns = {"explained": explained.map("{:.0%}".format), "parts": splits.splits.astype(str), "merged in": merged}
-    rows = pd.DataFrame(columns)
-    return gravest_first(rows, explained.to_numpy())
+    return gravest_first(pd.DataFrame(columns), explained.to_numpy())
 
 
 def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
@@ -209,8 +206,7 @@ def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
     if not len(launches):
         return launches
     rows = launches.sort_values("launches", ascending=False, kind="stable")
-    counts = {"registers": rows.registers, "resident blocks": rows.resident}
-    rare = rows.other.map(bool).any()
+    counts, rare = {"registers": rows.registers, "resident blocks": rows.resident}, rows.other.map(bool).any()
     return pd.DataFrame({
         "kernel": rows.kernel, "launches": rows.launches.map("{:,}".format),
         **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},

@@ -5,6 +5,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from attention_check.explain.verdict import runs
 from attention_check.measure.weights import Weights
 from attention_check.report.labels import listed, plural
 
@@ -46,8 +47,7 @@ def _places(w):
 
 def _runs(keys: list[int]) -> str:
     """ "key 3", "keys 0 to 15 and 32 to 63"."""
-    runs = [[key for _, key in run] for _, run in groupby(enumerate(keys), lambda each: each[1] - each[0])]
-    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    texts = [f"{first} to {last}" if last > first else f"{first}" for first, last in runs(keys)]
     texts = [*texts[:3], f"{len(texts) - 3} more ranges"] if len(texts) > 4 else texts
     return f"key{plural(len(keys), '')} {listed(texts)}" if keys else "no key"
 
@@ -74,12 +74,9 @@ def _visible(w):
 
 
 def _limits(seen: Tensor, unknown: Tensor, ends: str) -> list[str]:
-    """What limits the keys of the rows of a head: a window, a causal mask, a range, keys that are left out.
-
-    Args:
-        seen: bool (n_q, n_kv). unknown: keys whose weight of 0 may be rounding; a row that ends at one is left aside.
-        ends: what a limit at each row's own key is called.
-    """
+    """What limits the keys of the rows of a head: a window, a causal mask, a range, keys that are left out. seen: bool
+    (n_q, n_kv). unknown: keys whose weight of 0 may be rounding; a row that ends at one is left aside. ends: what a
+    limit at each row's own key is called."""
     (n_q, n_kv), rows = seen.shape, seen.any(-1)
     if not rows.all():
         return [f"{int((~rows).sum())} rows see no key"]

@@ -39,6 +39,7 @@ UNSEEN = {  # findings that hide a carry
     "noise": "its outputs differ from call to call, which has to end first",
     "coarse": "its outputs are numbers of a coarser format",
 }
+GRAVEST_FIRST = (Severity.FAILS, Severity.REPORTED, Severity.PASSES)
 RULE: dict[str, Any] = dict(number="{times}", limit="{times_limit}")  # of an error over Baseline's
 
 
@@ -81,18 +82,16 @@ class Sentence:
 
 def gravity(finding: Finding) -> tuple[int, float]:
     """What sorts findings, the gravest first: what counts against it, then by how far it is beyond its limit."""
-    order = (Severity.FAILS, Severity.REPORTED, Severity.PASSES)
-    if finding.limit is None:
-        return order.index(finding.severity), 0.0
-    over = float("inf") if finding.number is None else finding.number / (finding.limit or 1)
-    return order.index(finding.severity), -over
+    over = 0.0
+    if finding.limit is not None:
+        over = math.inf if finding.number is None else finding.number / (finding.limit or 1)
+    return GRAVEST_FIRST.index(finding.severity), -over
 
 
 def beyond(finding: Finding) -> bool:
     """Whether it does not count, though it is beyond its limit or not finite."""
-    if finding.severity != Severity.REPORTED or finding.limit is None:
-        return False
-    return finding.number is None or finding.number > finding.limit
+    over = finding.limit is not None and (finding.number is None or finding.number > finding.limit)
+    return over and finding.severity == Severity.REPORTED
 
 
 def times(finding: Finding) -> tuple[str, str]:
@@ -204,16 +203,12 @@ def _side(alignment: str) -> str:
     return "top-left" if alignment == "top_left" else "bottom-right"
 
 
-def _breaks(f: Finding, at: dict) -> str:
-    return "breaks" if f.severity == Severity.FAILS else "is within"
-
-
 VALUES: dict[str, Callable[[Finding, dict], Any]] = {
     "the_way": lambda f, at: WAYS[at["way"]].format(entry=at["entry"]),
     "answered": _answered,
     "apart": lambda f, at: "not finite in some" if f.number is None else f"{as_times(f.number)} ulp apart",
     "bits": lambda f, at: Format.of(at["fmt"]).precision,
-    "breaks": _breaks,
+    "breaks": lambda f, at: "breaks" if f.severity == Severity.FAILS else "is within",
     "calls": _calls,
     "cast": lambda f, at: CASTS[at["what"]],
     "cause": lambda f, at: subject(at),
@@ -223,7 +218,7 @@ VALUES: dict[str, Callable[[Finding, dict], Any]] = {
     "first": lambda f, at: place(at),
     "from_times": lambda f, at: as_times(at["from_number"]),
     "head_list": lambda f, at: ", ".join(map(str, at["heads"])),
-    "heads_words": lambda f, at: _heads(at),
+    "heads_words": lambda f, at: f"head{plural(len(at['heads']), '')} {VALUES['head_list'](f, at)}",
     "into_all": lambda f, at: " and ".join(at["into"]),
     "Kernel_name": lambda f, at: KERNELS.get(at["kernel"], "").capitalize() or named(at["kernel"]),
     "kernel_name": lambda f, at: named(at["kernel"]),
@@ -239,7 +234,7 @@ VALUES: dict[str, Callable[[Finding, dict], Any]] = {
     "one_side": lambda f, at: _side(at["one"]),
     "parts": lambda f, at: "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys",
     "queries_words": lambda f, at: queries_in_words(at["queries"]),
-    "rule": lambda f, at: "" if f.severity == Severity.REPORTED else f" {_breaks(f, at)} the rule",
+    "rule": lambda f, at: "" if f.severity == Severity.REPORTED else f" {VALUES['breaks'](f, at)} the rule",
     "says": lambda f, at: RELATIONS[at["relation"]].says.removesuffix("."),
     "second_times": lambda f, at: as_times(at["second"]),
     "setting": _setting,
@@ -330,10 +325,8 @@ def _captured_gradients(f, at):
         fails = f.severity == Severity.FAILS
         return Sentence(f"Its gradients {'cannot be had' if fails else 'were not judged'}: the kernel {at['problem']}")
     if "without" in at:
-        names = ", ".join(NAMES[tensor] for tensor in at["without"])
-        return Sentence(
-            f"Baseline's own {names} is not finite for the dO that was captured: there is no error to hold it to"
-        )
+        own = f"Baseline's own {', '.join(NAMES[tensor] for tensor in at['without'])}"
+        return Sentence(f"{own} is not finite for the dO that was captured: there is no error to hold it to")
     name = NAMES[at["tensor"]]
     if at.get("wrong"):
         text = f"{name} is not attention's gradient for the dO that was captured"
@@ -349,14 +342,10 @@ def _explained(f, at):
 
 def _convention(f, at):
     if at["keys"] == "layout_all_bshd":
-        return Sentence(
-            "It reads (batch, sequence, heads, head_dim), and was judged so",
-            more="Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so.",
-        )  # fmt: skip
-    return Sentence(
-        f"It computes {of_keys(at['keys'])}, which was not asked for",
-        more="All else was judged as if that had been asked for.",
-    )  # fmt: skip
+        more = "Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so."
+        return Sentence("It reads (batch, sequence, heads, head_dim), and was judged so", more=more)
+    text = f"It computes {of_keys(at['keys'])}, which was not asked for"
+    return Sentence(text, more="All else was judged as if that had been asked for.")
 
 
 def _layers(findings):
@@ -402,35 +391,28 @@ def _not_attention(f, at):
 def _on_gpu(f, at):
     name, wobbles, _ = at["gpu"].partition("~")
     more = "Approximate instructions were off by any amount within their documented bounds. " if wobbles else ""
-    return Sentence(
-        f"It ran on a CPU, instruction by instruction, in the arithmetic of {'an' if name[0] in 'AHL' else 'a'} {name}",
-        more=f"{more}How exact that is: docs/gpu/machine.md.",
-    )  # fmt: skip
+    gpu = f"{'an' if name[0] in 'AHL' else 'a'} {name}"
+    text = f"It ran on a CPU, instruction by instruction, in the arithmetic of {gpu}"
+    return Sentence(text, more=f"{more}How exact that is: docs/gpu/machine.md.")
 
 
 def _outwards(f, at):
     sign, side = (1, "away from") if f.number > 0 else (-1, "towards")
     low, high = sorted((sign * at["low"], sign * at["high"]))
     whose = "Baseline's do too" if abs(f.number - at["baseline"]) < f.limit else "Baseline's there"
-    return Sentence(
-        f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}",
-        f"{abs(f.number):.2f} ulp in the mean",
-        more=f"{low:.2f} to {high:.2f}. {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}.",
-    )  # fmt: skip
+    text = f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}"
+    more = f"{low:.2f} to {high:.2f}. {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}."
+    return Sentence(text, f"{abs(f.number):.2f} ulp in the mean", more=more)
 
 
 def _overflows(f, at):
-    text = f"Baseline itself overflows: its output is NaN or infinite in {_heads(at)}"
+    text = f"Baseline itself overflows: its output is NaN or infinite in {VALUES['heads_words'](f, at)}"
     more = "There the rule has no error to hold a kernel to."
     if f.number is None:
         return Sentence(text, more=more)
     far = f"{f.number:.2g} of the golden value's root mean square"
     limit = "" if f.limit is None else f"{f.limit:g}: from there on it is another answer than attention's"
     return Sentence(f"{text}; the error of {named(at['kernel'])} there", far, limit, more)
-
-
-def _heads(at):
-    return f"head{plural(len(at['heads']), '')} {', '.join(map(str, at['heads']))}"
 
 
 def _problem(f, at):
@@ -441,8 +423,7 @@ def _problem(f, at):
 
 
 def _relation(f, at):
-    relation = RELATIONS[at["relation"]]
-    says = relation.says.removesuffix(".")
+    says = VALUES["says"](f, at)
     also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
     where = f"{at['case']}, {at['fmt']}{also}"
     if at["outcome"] == BROKEN:
@@ -454,7 +435,8 @@ def _relation(f, at):
     if at["outcome"] == ROUNDING:
         return Sentence(f"{says}: to rounding, not bit for bit ({where})", f"{f.number:.2g} apart")
     because = f", {at['problem']}" if at["problem"] else ""
-    return Sentence(f'Broken{because}: "{says}" ({where})', *_either_side(f.number, f.limit, relation.unit))
+    unit = RELATIONS[at["relation"]].unit
+    return Sentence(f'Broken{because}: "{says}" ({where})', *_either_side(f.number, f.limit, unit))
 
 
 def _either_side(number, limit, unit):
@@ -493,11 +475,9 @@ def _skipped(f, at):
 
 def _takes(f, at):
     if at["key"] == "one_query":
-        return Sentence(
-            "It takes one query a call: it was called for one after the other",
-            more="Under a causal mask each got the keys up to its own. "
-            f"Up to {FEW} queries and no gradients were asked for.",
-        )
+        most = f"Up to {FEW} queries and no gradients were asked for."
+        more = f"Under a causal mask each got the keys up to its own. {most}"
+        return Sentence("It takes one query a call: it was called for one after the other", more=more)
     width = at["key"].removeprefix("v_")
     return Sentence(f"It takes {width} values of V, fewer than features of Q: it was called for so many at a time")
 
@@ -506,24 +486,21 @@ def _way(f: Finding, at: dict) -> Sentence:
     if f.severity == Severity.PASSES:
         ways = dict.fromkeys(WAYS[row["way"]].format(entry=row["entry"]) for row in at["ways"])
         return Sentence(f"It answers alike: {'; '.join(ways)}", *_as_far(f))
-    way, where = WAYS[at["way"]].format(entry=at["entry"]), at["layer"] or "outside of a module"
+    way, where = VALUES["the_way"](f, at), at["layer"] or "outside of a module"
     if at["why"]:
         return Sentence(f"Not compared: {way}", more=f"{at['why']}.")
     number, limit = _as_far(f)
     random = "Something in it is random, such as dropout." if at["way"] == "again" else ""
-    if at["tensor"] == "o":
-        return Sentence(
-            f"Attention, first at {where}, gives another o for the same q, k and v: {way}", number, limit, random
-        )
     first = "its output" if at["tensor"] == "output" else f"{at['tensor']} at {where}"
-    return Sentence(f"The model differs, first in {first}: {way}", number, limit, random)
+    text = f"The model differs, first in {first}"
+    if at["tensor"] == "o":
+        text = f"Attention, first at {where}, gives another o for the same q, k and v"
+    return Sentence(f"{text}: {way}", number, limit, random)
 
 
 def _as_far(f: Finding) -> tuple[str, str]:
-    return (
-        f"{as_times(math.inf if f.number is None else f.number)} times as far as two right runs differ",
-        f"{f.limit:g}",
-    )
+    far = as_times(math.inf if f.number is None else f.number)
+    return f"{far} times as far as two right runs differ", f"{f.limit:g}"
 
 
 IN_DECODER = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
@@ -573,9 +550,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
         "Its casts of {cast} to {into_all} {mode_words}", change="{to_nearest}", because="its casts of {cast} drop bits"
     ),
     "bound": Wording(because="{cause} has its very error", sentence=_bound),
-    "relation": Wording(
-        because='what should hold of every attention kernel does not: "{says}"', sentence=_relation
-    ),
+    "relation": Wording(because='what should hold of every attention kernel does not: "{says}"', sentence=_relation),
     "relations": Wording(sentence=_relations),
     # a kernel that could not be judged, or not as it was called
     "not_run": Wording("It could not be run: {answered}", because="nothing of it was judged: {answered}"),
@@ -644,9 +619,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "outwards": Wording(sentence=_outwards),
     "repeats": Wording(sentence=_repeats),
     # how it behaves in its process
-    "hangs": Wording(
-        "It hangs: no answer within {number:g} s, {calls}", because="it hangs, {calls}"
-    ),
+    "hangs": Wording("It hangs: no answer within {number:g} s, {calls}", because="it hangs, {calls}"),
     "crashes": Wording("It crashes: {crash}, {calls}", because="it crashes, by {crash}, {calls}"),
     "exits": Wording(
         "It ends its process: with {exit}, {calls}", change="raise an error that says what is wrong",
@@ -674,9 +647,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
     "underflow": Wording(
         "Small P are lost: head {head_list}", more="More than a thousandth of a row's probability underflows."
     ),
-    "blind_rows": Wording(
-        "{rows:,} rows see no key. What a kernel gives there is a convention, and was not judged"
-    ),
+    "blind_rows": Wording("{rows:,} rows see no key. What a kernel gives there is a convention, and was not judged"),
     "baseline_overflows": Wording(sentence=_overflows),
     "baseline_undefined": Wording(
         "The golden value itself is not finite in {heads_words}",

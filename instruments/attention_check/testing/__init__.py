@@ -68,7 +68,10 @@ def assert_attention_close(
     if o.dtype not in dtypes:
         raise AssertionError(f"o: got {o.dtype}; due is {' or '.join(map(str, dtypes))}")
     outputs = o.detach().double().to(about.golden.device)  # (*lead, n_q, d_v)
-    _finite(outputs, about.seen)
+    if (bad := ~outputs.isfinite().all(-1)).any():
+        blind = bad & ~about.seen.squeeze(-1)
+        which = f"; {_count(blind)} of these see no key, and are due to be 0" if blind.any() else ""
+        raise AssertionError(f"o: NaN or infinite in {_count(bad)}, the first {_first(bad)}{which}")
     times = torch.cat(about.times(outputs), -1)  # of every output, and of the row along golden (*lead, n_q, d_v + 1)
     unseen = ~about.seen & (outputs != 0)
     if unseen.any():
@@ -76,18 +79,8 @@ def assert_attention_close(
         raise AssertionError(f"o: not 0 in {_count(rows)} that see no key, the first {_first(rows)}; due is 0")
     over = (times > 1).any(-1)  # (*lead, n_q)
     if over.any():
-        n_kv = k.shape[-2]
-        block = BLOCK if tiles is None else -(-n_kv // tiles)
-        found = cause_of(outputs, q, k, v, options, precision, block)
-        raise AssertionError(_message(times, over, about, found))
-
-
-def _finite(o: Tensor, seen: Tensor) -> None:
-    bad = ~o.isfinite().all(-1)
-    if bad.any():
-        blind = bad & ~seen.squeeze(-1)
-        which = f"; {_count(blind)} of these see no key, and are due to be 0" if blind.any() else ""
-        raise AssertionError(f"o: NaN or infinite in {_count(bad)}, the first {_first(bad)}{which}")
+        block = BLOCK if tiles is None else -(-k.shape[-2] // tiles)
+        raise AssertionError(_message(times, over, about, cause_of(outputs, q, k, v, options, precision, block)))
 
 
 def _count(rows: Tensor) -> str:
@@ -108,8 +101,7 @@ def _message(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None)
     lines = [f"o: {by_row[first]:.3g} times the bound in {_count(over)}, worst {first}: {why}"]
     for place in places:
         at = int(times[place].argmax())
-        bound = bounds[place][at].item()
-        where, what = (f"feature {at}", "|o - golden|")
+        bound, where, what = bounds[place][at].item(), f"feature {at}", "|o - golden|"
         if at == about.golden.shape[-1]:
             where, what = "all features", "|(o - golden) . golden| / |golden|"
         lines.append(f"  row {place}, {where}: {what} = {times[place][at].item() * bound:.3g}, bound {bound:.3g}")
@@ -149,17 +141,13 @@ def parametrize_with_checks(
     import pytest
 
     expected = dict(expected_failures or {})
-    for name in expected:
-        if name not in CHECKS:
-            raise ValueError(f"expected_failures: got {name!r}; accepted are {', '.join(CHECKS)}")
-    marks = {
-        name: [pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)]
-        for name, reason in expected.items()
-    }
+    if unknown := [name for name in expected if name not in CHECKS]:
+        raise ValueError(f"expected_failures: got {unknown[0]!r}; accepted are {', '.join(CHECKS)}")
+    fails = partial(pytest.mark.xfail, raises=AssertionError, strict=True)
     cases = [
         pytest.param(
             kernel, partial(assert_check_passes, name=name), id=f"{_kernel_name(kernel)}-{name}",
-            marks=marks.get(name, []),
+            marks=[fails(reason=expected[name])] if name in expected else [],
         ) for kernel in kernels for name in CHECKS
     ]  # fmt: skip
     return pytest.mark.parametrize(("kernel", "check"), cases)

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pandas as pd
 
@@ -76,13 +77,14 @@ class NamedCheck:
 
     Attributes:
         of: keys of `checks.CHECKS`, which judge it.
-        plan: what is measured, made of PLAN. distributions: of `lengths`. gradients: whether they are asked for.
+        plan: what is measured otherwise than in PLAN. distributions: of `lengths`. gradients: whether they are asked
+            for.
         rows: which rows of the first table are judged. lacking: what the kernel lacks where there are none.
         counts: whether a finding is this check's.
     """
 
     of: Sequence[str]
-    plan: Callable[[CheckPlan], CheckPlan] = lambda plan: plan
+    plan: Mapping[str, Any] = field(default_factory=dict)
     distributions: Sequence[str] = ORDINARY
     gradients: bool = False
     rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
@@ -96,7 +98,7 @@ class NamedCheck:
 
     def measure(self, checked: CheckedKernel) -> Measurements | Result:
         """Measure the tables; a Result where the kernel lacks what they are of."""
-        way, plan = checked.way, self.plan(PLAN)
+        way, plan = checked.way, replace(PLAN, **self.plan)
         able = way.able if self.gradients else Capabilities(gradients=False, causal=way.able.causal)
         narrow = replace(checked, way=replace(way, able=able), plan=plan, distributions=self.distributions)
         found = Measurements(asked=way.asked, kernel="the kernel")
@@ -119,10 +121,8 @@ class NamedCheck:
 
 
 def result_of(check: str, kernel: KernelRef | str | Callable) -> Result:
-    """Run a check on a kernel.
-
-    Args:
-        check: a key of CHECKS. kernel: a function f(q, k, v, causal=..., scale=...), a KernelRef, or the text of one.
+    """Run a check, a key of CHECKS, on a kernel: a function f(q, k, v, causal=..., scale=...), a KernelRef, or the text
+    of one.
 
     Raises:
         ValueError: there is no such kernel.
@@ -150,9 +150,7 @@ def result(findings: Iterable[Finding]) -> Result:
     return Result(None if undecided else True, told)
 
 
-_JUDGED: dict[
-    tuple[str, int], tuple[Callable, CheckedKernel | Result]
-] = {}  # name and id of a function -> it, `_judge`'s
+_JUDGED: dict[tuple[str, int], tuple[Callable, CheckedKernel | Result]] = {}  # name, id -> a function, `_judge`'s
 
 
 def judged_kernel(kernel: KernelRef | str | Callable) -> CheckedKernel | Result:
@@ -186,10 +184,8 @@ def _both_alignments(asked: pd.DataFrame) -> pd.DataFrame:
 
 def _sentences(findings: Iterable[Finding]) -> str:
     """Join the lines of findings, and of what fails how it is known."""
-    groups = sentences_of(Judgement("kernel", "", tuple(findings)))
-    lines = [
-        (one.line, one.more if severity == Severity.FAILS else "") for severity in groups for one in groups[severity]
-    ]
+    groups = sentences_of(Judgement("kernel", "", tuple(findings))).values()
+    lines = [(one.line, one.more if one.severity == Severity.FAILS else "") for group in groups for one in group]
     return " ".join(text for line in lines for text in line if text)
 
 
@@ -200,13 +196,10 @@ def _name(kind: str, subject: str) -> str:
 
 CHECKS: dict[str, NamedCheck] = {
     **{f"error_{name}": NamedCheck(("error", "problem"), distributions=(name,)) for name in ORDINARY},
-    **{
-        _name("rule", shape): NamedCheck(("rule",), lambda plan, shape=shape: replace(plan, shapes=(shape,)))
-        for shape in QUICK.shapes
-    },
+    **{_name("rule", shape): NamedCheck(("rule",), dict(shapes=(shape,))) for shape in QUICK.shapes},
     **{
         _name("gradients", shape): NamedCheck(
-            ("rule",), lambda plan, shape=shape: replace(plan, shapes=(shape,)), gradients=True,
+            ("rule",), dict(shapes=(shape,)), gradients=True,
             rows=lambda table: table[(table.tensor != "o") | (table.outcome != Outcome.ANSWERED)],
             lacking="the kernel has no gradients of this",
         ) for shape in QUICK.shapes
@@ -232,12 +225,12 @@ CHECKS: dict[str, NamedCheck] = {
     },
     **{
         key: NamedCheck(
-            ("relations",), lambda plan, key=key: replace(plan, relations=(key,)), gradients=True,
+            ("relations",), dict(relations=(key,)), gradients=True,
             lacking="the kernel has no such option", counts=lambda finding: finding.what == "relation",
         ) for key in RELATIONS
     },
     "bound": NamedCheck(
-        ("bound",), lambda plan: replace(plan, troubled_n=max(plan.lengths)), gradients=True,
+        ("bound",), dict(troubled_n=max(PLAN.lengths)), gradients=True,
         lacking="the kernel gives nothing that is finite",
     ),
     "alignment": NamedCheck(("alignment",), rows=_both_alignments),
@@ -245,10 +238,8 @@ CHECKS: dict[str, NamedCheck] = {
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Find keys of CHECKS.
-
-    Args:
-        names: each is a check's name, the first word of a kind of checks, as `carry`, or a word in names, as `softcap`.
+    """Find keys of CHECKS. names: each is a check's name, the first word of a kind of checks, as `carry`, or a word in
+    names, as `softcap`.
 
     Raises:
         ValueError: there is no such check.
