@@ -71,6 +71,9 @@ def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
             capture.read(written(tmp_path / name, **held))
     for name in ("a.pkl", "a.pt", "a.npz"):
         (tmp_path / name).write_bytes(pickle.dumps(dict(q=print)))
+    np.savez(tmp_path / "of_objects.npz", q=np.array([print], dtype=object))
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "v.safetensors").read_bytes()[:-50])
+    for name in ("a.pkl", "a.pt", "a.npz", "of_objects.npz", "cut.safetensors"):
         with pytest.raises(ValueError, match="without pickle.*safetensors.torch.save_file"):
             capture.read(tmp_path / name)
     torch.save([q, k, v], tmp_path / "list.pt")
