@@ -59,10 +59,7 @@ def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
         "m.safetensors": (dict(q=q, k=k), r"no tensor named 'v', but k, q; "),
         "d.safetensors": (dict(q=q, k=k, v=v.float()), "v: got torch.float32"),
         "f.safetensors": (dict(q=q.double(), k=k.double(), v=v.double()), "check tensors --format"),
-        "c.safetensors": (
-            dict(q=q, k=k, v=v, causal=torch.tensor([True, True])),
-            "causal: got 2 numbers; accepted is one",
-        ),
+        "c.safetensors": (dict(q=q, k=k, v=v, causal=torch.tensor([True, True])), "causal: got 2 numbers"),
         "a.safetensors": (dict(q=q, k=k, v=v, mask=torch.full((40, 40), math.nan)), "mask: got NaN"),
         "h.safetensors": (dict(q=q[..., :8].contiguous(), k=k, v=v), "k: got head_dim 16; accepted is q's, 8"),
     }
