@@ -12,6 +12,7 @@ from attention_check.conventions.reading import CapturedCall
 from attention_check.explain.explain_words import groups
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.public_reports import REPORTS, Report, explained, is_cause
+from benchmarks.other_judges import close
 from fa_lib import kernels
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT
@@ -29,15 +30,6 @@ named in {steps}.** It took {seconds:.0f} s of CPU time. `torch.testing.assert_c
 right in {close}, the rule in {rule} of {count}."""
 
 
-def by_assert_close(call: CapturedCall, golden: torch.Tensor) -> bool:
-    """Whether `assert_close` passes, with its defaults."""
-    try:
-        torch.testing.assert_close(call.o, golden.to(call.o.dtype))
-    except AssertionError:
-        return False
-    return True
-
-
 def by_rule(call: CapturedCall, golden: torch.Tensor) -> bool:
     """Whether the largest error is within ALLOWED times Baseline's."""
     baseline = baseline_for(Format.of(call.q.dtype))(call.q, call.k, call.v, **call.options)
@@ -46,14 +38,14 @@ def by_rule(call: CapturedCall, golden: torch.Tensor) -> bool:
 
 
 def others(call: CapturedCall) -> tuple[bool, bool]:
-    """`by_assert_close` and `by_rule`; False where they cannot be asked."""
+    """Whether `assert_close` passes, with its defaults, and `by_rule`; False where they cannot be asked."""
     try:
         golden = kernels.golden(call.q, call.k, call.v, inputs=Format.of(call.q.dtype), **call.options)
     except ValueError:
         return False, False
     if golden.shape != call.o.shape:
         return False, False
-    return by_assert_close(call, golden), by_rule(call, golden)
+    return close("o", call.o, golden.to(call.o.dtype), None), by_rule(call, golden)
 
 
 def with_old_library(report: Report, call: CapturedCall) -> tuple[CapturedCall, str | None]:

@@ -25,12 +25,7 @@ TABLE = ROOT / "data" / "tolerances.csv"
 BLOCK = 16  # keys of a tile: with 256 keys, 16 tiles
 RIGHT = ("uniform", "normal", "peaked", "flat", "repeated maxima", "one-signed V")
 WRONG = ("uniform", "normal")
-SHAPES = (  # queries, keys, causal
-    (16, 256, False),
-    (32, 97, False),
-    (48, 48, True),
-    (1, 256, False),
-)
+SHAPES = ((16, 256, False), (32, 97, False), (48, 48, True), (1, 256, False))  # queries, keys, causal
 ROWS = 64  # queries that wrong kernels are asked for, with 256 keys
 
 

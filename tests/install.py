@@ -39,11 +39,6 @@ def installed(tmp_path_factory):
     return home / "venv" / "bin"
 
 
-@pytest.fixture
-def there(tmp_path):
-    return tmp_path
-
-
 def contents(installed):
     """The installed package, file by file, but for compiled code."""
     (package,) = (installed.parent / "lib").glob("python*/site-packages/fa_lib")
@@ -51,9 +46,9 @@ def contents(installed):
     return {str(p.relative_to(package)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def test_what_runs_is_what_was_installed(installed, there):
+def test_what_runs_is_what_was_installed(installed, tmp_path):
     code = "import fa_lib.execution.paths as p; print(p.PACKAGE, p.CHECKOUT)"
-    package, checkout = run(installed / "python", "-c", code, cwd=there).stdout.split()
+    package, checkout = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
     assert package.startswith(str(installed.parent)) and checkout == "None"
 
 
@@ -67,26 +62,26 @@ def test_the_install_is_thin(installed):
     assert {"share/data/published.csv", "share/notebooks/02_precision.ipynb"} <= contents(installed).keys()
 
 
-def test_a_kernel_is_judged_and_nothing_is_written_into_the_package(installed, there):
+def test_a_kernel_is_judged_and_nothing_is_written_into_the_package(installed, tmp_path):
     before = contents(installed)
-    (there / "mine.py").write_text((ROOT / "examples/my_kernel.py").read_text())
+    (tmp_path / "mine.py").write_text((ROOT / "examples/my_kernel.py").read_text())
     with ThreadPoolExecutor() as both:
         words = (("flash", "--json", "out.json"), ("mine:attention",))
-        check = partial(run, installed / "fa-lib", "check", "kernel", "--exit-code", "--quick", cwd=there)
+        check = partial(run, installed / "fa-lib", "check", "kernel", "--exit-code", "--quick", cwd=tmp_path)
         done, bad = both.map(lambda more: check(*more), words)
     assert done.returncode == 0, done.stderr
-    told = json.loads((there / "out.json").read_text())
+    told = json.loads((tmp_path / "out.json").read_text())
     assert told["passed"] is True and told["findings"] and told["versions"]["torch"] and told["parameters"]
-    assert "flash passes" in (there / "build/reports/flash.html").read_text()
+    assert "flash passes" in (tmp_path / "build/reports/flash.html").read_text()
     assert bad.returncode == 1 and "fails" in bad.stdout
     assert contents(installed) == before
 
 
-def test_the_ledger_is_printed_and_what_needs_an_extra_says_which(installed, there):
-    ledger = run(installed / "fa-lib", "dev", "claims", cwd=there)
+def test_the_ledger_is_printed_and_what_needs_an_extra_says_which(installed, tmp_path):
+    ledger = run(installed / "fa-lib", "dev", "claims", cwd=tmp_path)
     assert ledger.returncode == 0 and "**reproduced**" in ledger.stdout
-    figures = run(installed / "fa-lib", "dev", "figures", cwd=there)
+    figures = run(installed / "fa-lib", "dev", "figures", cwd=tmp_path)
     assert figures.returncode == 2 and "pip install 'fa_lib[notebooks]'" in figures.stderr
-    train = run(installed / "fa-lib", "dev", "train", "--out", "x", cwd=there)
+    train = run(installed / "fa-lib", "dev", "train", "--out", "x", cwd=tmp_path)
     assert train.returncode == 2 and "pip install 'fa_lib[train]'" in train.stderr
-    assert list(there.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,5 @@
-"""What the tests of training share: small configurations, the command line, processes that end or are killed, the
-comparison of two runs' weights."""
+"""What the tests of training share: small configurations, and the comparison of two runs' weights."""
 
-import sys
 from dataclasses import replace
 
 import torch
@@ -24,8 +22,3 @@ def same_weights(a, b, step):
     """True where two runs have the same bits after a step."""
     a, b = (load_file(weights(folder, step)) for folder in (a, b))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def command(*words):
-    """One training run, as a process of its own."""
-    return [sys.executable, "-m", "fa_lib", "dev", "train", "--config", "tiny", *map(str, words)]

@@ -28,12 +28,9 @@ def gradients(kernel, q, k, v, dO):
 def test_gradients_are_autograds_in_fp64(problem, block_kv, block_q, algorithm):
     q, k, v, call = problem
     dO = draw("normal", 1, q.shape)[0]
-    exact = gradients(lambda q, k, v: plain(q, k, v, call), q, k, v, dO)
-    tiling = Tiling(block_q, block_kv)
-    for kernel in (
-        lambda q, k, v: golden(q, k, v, inputs=FP64, **call),
-        lambda q, k, v: tiled(q, k, v, tiling=tiling, precision=EXACT, algorithm=algorithm, **call),
-    ):
+    exact = gradients(partial(plain, call=call), q, k, v, dO)
+    how = dict(tiling=Tiling(block_q, block_kv), precision=EXACT, algorithm=algorithm)
+    for kernel in (partial(golden, inputs=FP64, **call), partial(tiled, **how, **call)):
         for ours, theirs in zip(gradients(kernel, q, k, v, dO), exact):
             # sums of at most 70 * 40 * 3 terms, through an exponential of |S| up to some hundreds
             size = 1 + q.abs().max() * k.abs().max() * v.abs().max() * dO.abs().max() * q.shape[-1]
@@ -85,14 +82,9 @@ def test_gradients_are_within_three_times_baselines(fmt, causal):
     """flash-attention's rule for gradients; the kernel that carries FP32 keeps it with its own tiles."""
     q, k, v = (round_to(x, fmt) for x in draw("normal", 5, (1, 4, 300, 32), (1, 2, 300, 32)))
     dO = round_to(draw("normal", 6, q.shape)[0], fmt)
-    exact = gradients(lambda q, k, v: golden(q, k, v, inputs=fmt, causal=causal), q, k, v, dO)
-    baseline, ours = (
-        gradients(kernel, q, k, v, dO)
-        for kernel in (
-            lambda q, k, v: reference(q, k, v, precision=Precision.materialized(fmt), causal=causal),
-            lambda q, k, v: tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(fmt), causal=causal),
-        )
-    )
+    shipped = dict(tiling=Tiling(64, 64), precision=Precision.kernel(fmt))
+    fns = (golden, dict(inputs=fmt)), (reference, dict(precision=Precision.materialized(fmt))), (tiled, shipped)
+    exact, baseline, ours = (gradients(partial(fn, causal=causal, **how), q, k, v, dO) for fn, how in fns)
     for a, b, g in zip(ours, baseline, exact):
         assert deviation(a, g, fmt).max <= 3 * deviation(b, g, fmt).max
 
@@ -105,8 +97,7 @@ def test_torchs_cpu_kernel_carries_the_inputs_format_from_tile_to_tile_in_its_gr
     real = gradients(flash, *(x.bfloat16() for x in (q, k, v)), dO)
 
     def share(p):
-        how = torch_cpu(BF16, 1024) | dict(precision=p)
-        kernel = lambda q, k, v: tiled(q, k, v, **how)  # noqa: E731
+        kernel = partial(tiled, **torch_cpu(BF16, 1024) | dict(precision=p))
         return [(a == b).double().mean().item() for a, b in zip(gradients(kernel, q, k, v, dO), real)]
 
     shipped = Precision.kernel(BF16)

@@ -26,6 +26,7 @@ from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why, reason_sentence
 from attention_check.report.sentences import judgement_text, sentences_of
+from benchmarks.mutants.gradients import Altered
 from fa_lib import BF16, draw, kernels
 
 pytestmark = pytest.mark.slow
@@ -209,17 +210,7 @@ def test_the_report_on_a_capture_judges_what_ran_and_says_where_it_was(tmp_path)
 
 def shifted(q, k, v, **options):
     """Right outputs; dV of another key."""
-    return kernels.flash(q, k, Shifted.apply(v), **options)
-
-
-class Shifted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, dx):
-        return dx.roll(1, 2)
+    return kernels.flash(q, k, Altered.apply(v, lambda dv: dv.roll(1, 2)), **options)
 
 
 @pytest.mark.parametrize(
@@ -273,14 +264,8 @@ def test_a_gradient_without_a_yardstick_is_told_and_none_passes_beside_it():
     assert {each["yardstick"] for each in huge} <= {"finite", "overflows"} and of_gradients(pd.DataFrame(huge))
 
 
-class Ends(Shifted):
-    @staticmethod
-    def backward(ctx, dx):
-        os._exit(3)
-
-
 def ends(q, k, v, **options):
-    return kernels.flash(q, k, Ends.apply(v), **options)
+    return kernels.flash(q, k, Altered.apply(v, lambda dv: os._exit(3)), **options)
 
 
 def no_gradients(q, k, v, **options):

@@ -38,6 +38,7 @@ def test_the_ledger_of_one_paper():
     [
         (("dev", "claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
         (("dev", "claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted are 2405.02803, 2407.08608"),
+        (("dev", "train", "--arm", "flesh", "--out", "no"), "arm: got 'flesh'; accepted are baseline, fp32"),
         (("dev", "figures", "99_nothing"), "names: got '99_nothing'; accepted are"),
         (("dev", "figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper, quick"),
         (("dev", "figures", "13_theory", "--scale", "gpu"), "13_theory: the scale gpu"),

@@ -2,6 +2,7 @@
 
 import html
 import re
+from importlib import import_module
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,26 +16,7 @@ from fa_lib.execution import ledger, results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.execution.results import recorded
 from fa_lib.experiments.newer_kernels import FP8_KERNELS
-from fa_lib.plots import (
-    ablation,
-    biased_rounding,
-    block_scales,
-    captions,
-    growth,
-    heads,
-    law,
-    microbenchmark,
-    newer_kernels,
-    original,
-    overview,
-    published,
-    rescaling,
-    rule,
-    tensor_cores,
-    training,
-    validation,
-)
-from fa_lib.plots.algorithm_changes import algorithm_changes
+from fa_lib.plots import biased_rounding, captions, growth, newer_kernels, overview, rule, training, validation
 from fa_lib.plots.stability import stability
 from fa_lib.training import distances, spike_record
 
@@ -78,31 +60,31 @@ def report(*tables_and_words):
     return kernel_report.kernel_report(judge_kernel("every_step", measured), measured, words)
 
 
-FIGURES = {  # figure -> its tables; how it is drawn from them and the notebook's words
+FIGURES = {  # figure -> its tables; what draws it from them and the notebook's words: a function, or its name
     "figure2b_rule": (["01_kernels.rule"], ruled),
-    "figure2c_original": (["original", "calls"], original.original_kernel),
-    "figure3_precision": (["02_precision"], microbenchmark.precision),
-    "figure4_golden_value": (["03_golden_value", "03_golden_value.tiles"], microbenchmark.golden_value),
-    "figure5_sequence_length": (["04_sequence_length"], microbenchmark.sequence_length),
-    "figure6_algorithm_changes": (["05_algorithm_changes"], algorithm_changes),
-    "figure8b_key_bias": (["08b_training_health"], training.key_bias),
+    "figure2c_original": (["original", "calls"], "original.original_kernel"),
+    "figure3_precision": (["02_precision"], "microbenchmark.precision"),
+    "figure4_golden_value": (["03_golden_value", "03_golden_value.tiles"], "microbenchmark.golden_value"),
+    "figure5_sequence_length": (["04_sequence_length"], "microbenchmark.sequence_length"),
+    "figure6_algorithm_changes": (["05_algorithm_changes"], "algorithm_changes.algorithm_changes"),
+    "figure8b_key_bias": (["08b_training_health"], "training.key_bias"),
     "figure8d_health": ([f"{STUDY}.runs"], healthy),
-    "inside_a_model": (["06_inside_a_model"], training.inside),
-    "inside_pretrained": (["06_inside_a_model.heads"], heads.heads),
-    "ours9_ladder": ([TEN], ablation.ladder),
-    "ours9b_rescaling": ([f"{TEN}.rescaling"], rescaling.rescaling),
-    "ours9c_map": ([f"{TEN}.map"], ablation.bits_and_tiles),
-    "ours9d_verdicts": ([f"{TEN}.verdicts"], ablation.references),
-    "ours9e_options": ([f"{TEN}.options"], newer_kernels.options),
-    "ours10_mechanism": ([BIASED, f"{BIASED}.gaps", f"{BIASED}.steps"], biased_rounding.mechanism),
-    "ours13_law": (["13_theory", "13_theory.blocks"], law.law),
-    "ours15_tensor_cores": (["15_tensor_cores"], tensor_cores.contexts),
-    "ours16_block_scales": (["16_block_scales"], block_scales.block_scales),
-    "ours16b_operands": (["16_block_scales"], block_scales.operands),
-    "ours17_sinks": (["17_published_numbers"], published.sinks),
-    "ours17b_sink_gradients": (["17_published_numbers.gradients"], published.sink_gradients),
-    "ours17c_overflow": (["17_published_numbers.overflow"], published.overflow),
-    "ours17d_polynomials": (["17_published_numbers.curves"], published.polynomials),
+    "inside_a_model": (["06_inside_a_model"], "training.inside"),
+    "inside_pretrained": (["06_inside_a_model.heads"], "heads.heads"),
+    "ours9_ladder": ([TEN], "ablation.ladder"),
+    "ours9b_rescaling": ([f"{TEN}.rescaling"], "rescaling.rescaling"),
+    "ours9c_map": ([f"{TEN}.map"], "ablation.bits_and_tiles"),
+    "ours9d_verdicts": ([f"{TEN}.verdicts"], "ablation.references"),
+    "ours9e_options": ([f"{TEN}.options"], "newer_kernels.options"),
+    "ours10_mechanism": ([BIASED, f"{BIASED}.gaps", f"{BIASED}.steps"], "biased_rounding.mechanism"),
+    "ours13_law": (["13_theory", "13_theory.blocks"], "law.law"),
+    "ours15_tensor_cores": (["15_tensor_cores"], "tensor_cores.contexts"),
+    "ours16_block_scales": (["16_block_scales"], "block_scales.block_scales"),
+    "ours16b_operands": (["16_block_scales"], "block_scales.operands"),
+    "ours17_sinks": (["17_published_numbers"], "published.sinks"),
+    "ours17b_sink_gradients": (["17_published_numbers.gradients"], "published.sink_gradients"),
+    "ours17c_overflow": (["17_published_numbers.overflow"], "published.overflow"),
+    "ours17d_polynomials": (["17_published_numbers.curves"], "published.polynomials"),
     "ours18_explain": (["18_explain"], explain.explained_reports),
     "ours20_stability": (["20_is_it_stable"], lambda _, words: stability(*spike_record.recorded().values(), words)),
 }
@@ -149,6 +131,9 @@ def test_a_figure_is_drawn_from_its_tables_and_the_committed_one_says_its_messag
 def test_the_committed_figure_is_drawn_by_this_code(name, tmp_path):
     """It says the same, and its lines and points lie where they are drawn now."""
     tables, draw = FIGURES[name]
+    if isinstance(draw, str):
+        module, function = draw.split(".")
+        draw = getattr(import_module(f"fa_lib.plots.{module}"), function)
     figure = draw(*map(read, tables), WORDS)
     assert len(figure._suptitle.get_text()) > 20 and says_its_message(figure, name), "stale: draw it again"
     assert is_drawn(figure, ROOT / "figures" / f"{name}.svg", tmp_path), "stale: draw it again"
@@ -167,14 +152,6 @@ def test_the_readmes_picture_says_every_verdict_where_they_differ():
     assert overview.verdicts(table[:1], "x") == ("reproduced", overview.GREEN)
 
 
-def test_a_stale_figure_is_noticed(tmp_path):
-    table = read(f"{TEN}.rescaling")
-    results.save_figure(rescaling.rescaling(table, WORDS), tmp_path / "old")
-    other = table.assign(relative=table.relative.where(table.tiles != 64, 1.05 * table.relative))
-    assert is_drawn(rescaling.rescaling(table, WORDS), tmp_path / "old.svg", tmp_path)
-    assert not is_drawn(rescaling.rescaling(other, WORDS), tmp_path / "old.svg", tmp_path)
-
-
 def as_svg(figure, path):
     """As `save_figure`, without the PNG, which takes longer; a layout that a first drawing moves needs it."""
     with plt.style.context(results.STYLE):
@@ -190,7 +167,9 @@ def is_drawn(figure, path, folder, save=as_svg):
     figure._supxlabel.set_text(captions.wrapped(figure, words))
     save(figure, folder / "now")
     then, now = (lines(file) for file in (path, folder / "now.svg"))
-    return len(then) == len(now) and all(len(a) == len(b) and np.allclose(a, b, atol=0.2) for a, b in zip(then, now))
+    return len(then) == len(now) > 9 and all(
+        len(a) == len(b) and np.allclose(a, b, atol=0.2) for a, b in zip(then, now)
+    )
 
 
 def lines(path):

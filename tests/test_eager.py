@@ -5,11 +5,10 @@ import torch
 
 from fa_lib import BF16, FP16, FP64, Precision, Tiling, deviation, draw, kernels
 
+TILED = dict(fn=kernels.tiled, tiling=Tiling(300, 64), algorithm="fa1")
 EMULATED = {
     "unfused": lambda fmt: dict(fn=kernels.reference, precision=Precision.materialized(fmt)),
-    "stepwise": lambda fmt: dict(
-        fn=kernels.tiled, precision=Precision.uniform(fmt), tiling=Tiling(300, 64), algorithm="fa1"
-    ),
+    "stepwise": lambda fmt: TILED | dict(precision=Precision.uniform(fmt)),
 }
 
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from in_a_folder import command
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from typer.testing import CliRunner
 
 import fa_lib
 from attention_check.commands import cli_explain
@@ -20,7 +20,6 @@ from attention_check.explain.verdict import Verdict
 from attention_check.probe.named_tensors import NAMES
 from attention_check.public_reports import drawn
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.numerics.formats import BF16
 
 pytestmark = pytest.mark.slow  # half a minute
@@ -199,16 +198,12 @@ def test_every_convention_is_another_output_or_does_not_fit(causal):
             assert other.shape != believed.shape or not torch.allclose(other, believed, rtol=1e-3), each.key
 
 
-def run(*words):
-    return CliRunner().invoke(app, ["explain", *map(str, words)])
-
-
 def test_a_file_made_with_numpy_alone(tmp_path):
     """Two outputs of one call, in FP32, under the names of PyTorch."""
     path, (q, k, v) = tmp_path / "call.npz", WIDE
     wrong = sdpa(q, k, v)
     np.savez(path, query=q, key=k, value=v, attn_output=wrong, o_ref=sdpa(q, k, v, is_causal=True))
-    done = run(path, "--causal", "--json", tmp_path / "found.json", "--exit-code")
+    done = command("explain", path, "--causal", "--json", tmp_path / "found.json", "--exit-code")
     assert done.exit_code == 1, done.output
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["o"]["verdict"], found["o_ref"]["verdict"]) == ("bug", "rounding")
@@ -228,10 +223,10 @@ def test_it_is_called_in_python_too():
 def test_what_no_file_may_lack(tmp_path):
     path = tmp_path / "call.npz"
     np.savez(path, q=WIDE[0], k=WIDE[1], v=WIDE[2])
-    done = run(path)
+    done = command("explain", path)
     assert done.exit_code == 2 and "o: it is not in the file" in done.output
     np.savez(path, q=WIDE[0], k=WIDE[1], v=WIDE[2], o=WIDE[0][:, :, :7])
-    assert run(path).exit_code == 2
+    assert command("explain", path).exit_code == 2
 
 
 def test_what_one_large_head_or_an_unsampled_row_would_hide():

@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
+from in_a_folder import command
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from typer.testing import CliRunner
 
 import fa_lib
 from attention_check.explain.explain_words import lines
 from attention_check.explain.verdict import Verdict
 from attention_check.public_reports import drawn
-from fa_lib.commands.cli import app
 from tests.test_explain import golden, in_place, side_by_side
 from tests.test_explain_gradients import gradients
 
@@ -90,7 +89,7 @@ def test_no_row_sees_a_key(tmp_path):
     found = fa_lib.explain(q, k, v, torch.zeros_like(v), mask=mask)
     assert (found.verdict, found.blind_rows) == (Verdict.ROUNDING, "zero")
     torch.save(dict(q=q, k=k, v=v, o=torch.zeros_like(v), mask=mask), tmp_path / "call.pt")
-    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--out", f"{tmp_path}"])
+    result = command("explain", f"{tmp_path / 'call.pt'}", "--out", f"{tmp_path}")
     assert result.exit_code == 0 and (tmp_path / "call.html").exists(), result.output
 
 
@@ -166,7 +165,7 @@ def test_wrong_features_chunks_and_keys_of_zeros():
 def test_what_was_not_judged_has_an_exit_code(tmp_path):
     q, k, v = drawn(1, 2, 64, 32)
     torch.save(dict(q=q, k=k, v=v, o=sdpa(q, k, v), dq=q), tmp_path / "call.pt")
-    assert CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--exit-code"]).exit_code == 3
+    assert command("explain", f"{tmp_path / 'call.pt'}", "--exit-code").exit_code == 3
 
 
 def packed(lengths, key_lengths=None, causal=True, **options):
@@ -191,7 +190,7 @@ def test_packed_sequences(tmp_path):
     options = dict(cu_seqlens_q=starts, cu_seqlens_k=key_starts, causal=True, window=(30, 0))
     assert fa_lib.explain(q, k, v, o, **options).verdict == Verdict.ROUNDING
     torch.save(dict(q=q, k=k, v=v, o=o, cu_seqlens_q=starts, cu_seqlens_k=key_starts), tmp_path / "call.pt")
-    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--window", "30,0"])
+    result = command("explain", f"{tmp_path / 'call.pt'}", "--causal", "--window", "30,0")
     assert result.output.startswith("ROUNDING"), result.output
     q, k, v, _, starts, key_starts = packed((40, 60), (60, 120))
     for choice, places in dict(starts_of_q=(0, 40), lengths_of_q=(0, 60)).items():

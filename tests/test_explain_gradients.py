@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
+from in_a_folder import command
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from typer.testing import CliRunner
 
 import fa_lib
 from attention_check.explain.verdict import Verdict
 from attention_check.public_reports import drawn
-from fa_lib.commands.cli import app
 from tests.test_explain import in_place
 
 N = 192
@@ -178,10 +177,10 @@ def test_what_cannot_be_judged_is_said():
 def test_from_a_file_with_other_names(tmp_path):
     names = dict(dq="grad_q", dk="k_grad", dv="dv", dO="dout", lse="softmax_lse", o="attn_output")
     torch.save({names.get(name, name): x for name, x in RIGHT.items()}, tmp_path / "call.pt")
-    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--exit-code"])
+    result = command("explain", f"{tmp_path / 'call.pt'}", "--causal", "--exit-code")
     assert result.exit_code == 0, result.output
     torch.save(RIGHT | dict(dq=8 * DQ), tmp_path / "call.pt")
-    assert CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--exit-code"]).exit_code == 1
+    assert command("explain", f"{tmp_path / 'call.pt'}", "--causal", "--exit-code").exit_code == 1
     torch.save(RIGHT | dict(grad_q=DQ), tmp_path / "call.pt")
-    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal"])
+    result = command("explain", f"{tmp_path / 'call.pt'}", "--causal")
     assert result.exit_code == 2 and "grad_q" in result.output

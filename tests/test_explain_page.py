@@ -4,9 +4,8 @@ import re
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from in_a_folder import command
 
-from fa_lib.commands.cli import app
 from tests.test_explain import CASES
 
 pytestmark = pytest.mark.slow  # half a minute
@@ -19,7 +18,7 @@ def written(case, folder, more=()):
         name: x if isinstance(x, torch.Tensor) else torch.tensor(x) for each in options for name, x in each.items()
     }
     torch.save({name: x.contiguous() for name, x in held.items()}, folder / "call.pt")
-    result = CliRunner().invoke(app, ["explain", f"{folder / 'call.pt'}", "--out", f"{folder / 'out'}", *more])
+    result = command("explain", f"{folder / 'call.pt'}", "--out", f"{folder / 'out'}", *more)
     assert result.exit_code == 0, result.output
     return folder / "out", result.output
 
@@ -31,14 +30,14 @@ def test_the_page_asks_the_network_for_nothing_and_escapes_what_it_shows(tmp_pat
     assert page.count("<img") == 1 and "\\n" not in re.search(r"<pre.*?</pre>", page, re.S)[0]
     assert f"{folder / 'call.html'}" in output
     (tmp_path / "call.pt").rename(tmp_path / "<b>.pt")
-    result = CliRunner().invoke(app, ["explain", f"{tmp_path / '<b>.pt'}", "--out", f"{folder}"])
+    result = command("explain", f"{tmp_path / '<b>.pt'}", "--out", f"{folder}")
     assert result.exit_code == 0 and "<b>.pt" not in (folder / "_b_.html").read_text()
 
 
 def test_a_second_output_has_a_page_of_its_own(tmp_path):
     q, k, v, o, *_ = CASES["right"]()
     torch.save(dict(q=q, k=k, v=v, o=o, o_ref=2 * o), tmp_path / "two.pt")
-    CliRunner().invoke(app, ["explain", f"{tmp_path / 'two.pt'}", "--out", f"{tmp_path}"])
+    command("explain", f"{tmp_path / 'two.pt'}", "--out", f"{tmp_path}")
     assert "ROUNDING" in (tmp_path / "two.html").read_text() and "BUG" in (tmp_path / "two.o_ref.html").read_text()
 
 

@@ -48,10 +48,7 @@ def test_two_numbers_are_the_first_step_and_the_rate_of_the_nearest_nudge(metric
 
 
 def test_a_seed_without_all_nudges_is_left_out():
-    first = {(pair, seed): size for pair, size in NUDGES.items() for seed in (0, 1)} | {
-        ("flash", 0): 3e-6,
-        ("flash", 1): 3e-6,
-    }
+    first = {(pair, seed): size for pair, size in (NUDGES | dict(flash=3e-6)).items() for seed in (0, 1)}
     del first["perturb_1e-5", 1]
     assert set(predicted(study(first, {10: 20.0}), ["flash"]).seed) == {0}
     assert predicted(study({("flash", 0): 1e-6}, {10: 20.0}), ["flash"]).empty

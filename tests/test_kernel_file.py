@@ -3,9 +3,7 @@
 import sys
 
 import pytest
-import torch
 from in_a_folder import command, own_path  # noqa: F401
-from safetensors.torch import save_file
 
 from fa_lib import kernels
 from fa_lib.execution import reader_modules
@@ -40,22 +38,6 @@ def test_a_kernel_in_a_file_runs_with_its_folder_on_the_path_of_its_own_process(
     assert "raises ValueError: helper" in done.stdout and (kernel_file / "made" / "no_f.html").exists()
 
 
-def test_a_kernel_in_a_file_is_compared(kernel_file):
-    done = command("compare", "its/mine.py:f", "flash", "--n", "64")
-    assert done.exit_code == 0 and done.stdout.startswith("A is mine:f, B is flash."), done.stderr
-
-
-def test_a_kernel_in_a_file_is_shrunk(kernel_file):
-    save_file(
-        {name: torch.randn(1, 2, 16, 8, generator=torch.manual_seed(0)) for name in "qkv"},
-        kernel_file / "c.safetensors",
-    )
-    module(kernel_file / "its", "wrong.py", KERNEL + "    \ndef g(q, k, v):\n    return 2 * f(q, k, v)\n")
-    done = command("shrink", "c.safetensors", "--kernel", "its/wrong.py:g")
-    assert done.exit_code == 0 and "The error of wrong:g" in done.stdout, done.stderr
-    assert "wrong:g" in (kernel_file / "test_g.py").read_text()
-
-
 def test_python_takes_a_kernel_by_its_file_as_the_command_line_does(kernel_file):
     named = f"{kernel_file}/its/by_name.py:f"
     module(kernel_file / "its", "by_name.py", "def f(q, k, v):\n    return q\n")
@@ -64,10 +46,8 @@ def test_python_takes_a_kernel_by_its_file_as_the_command_line_does(kernel_file)
     with pytest.raises(ValueError, match="there is no file .*gone.py"):
         kernels.get(f"{kernel_file}/its/gone.py:f")
     module(kernel_file / "its", "on_gpu.py", "def f(q, k, v, gpu=None):\n    return gpu.name\n")
-    for found in (
-        kernels.get(f"{kernel_file}/its/on_gpu.py:f", gpu="A100"),
-        kernels.get(KernelRef.of(f"{kernel_file}/its/on_gpu.py:f", "A100")),
-    ):
+    named = f"{kernel_file}/its/on_gpu.py:f"
+    for found in (kernels.get(named, gpu="A100"), kernels.get(KernelRef.of(named, "A100"))):
         assert found(None, None, None) == "A100"
 
 

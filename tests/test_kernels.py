@@ -109,9 +109,8 @@ def test_tiled_is_reference_in_fp64(problem, block_kv, algorithm):
 @given(problems())
 def test_golden_is_attention_as_anybody_would_write_it(problem):
     q, k, v, call = problem
-    assert (golden(q, k, v, inputs=FP64, **call) - plain(q, k, v, call)).abs().max() <= bound(
-        q, k, v, call, k.shape[-2]
-    )
+    off = (golden(q, k, v, inputs=FP64, **call) - plain(q, k, v, call)).abs().max()
+    assert off <= bound(q, k, v, call, k.shape[-2])
 
 
 @pytest.mark.slow
@@ -132,10 +131,8 @@ def test_one_tile_is_baseline_with_the_division_last(problem, fmt):
     """With one tile both algorithms do Baseline's operations, each rounded, with O and not P divided by the row sum."""
     q, k, v, call = problem
     call = {"scale": call["scale"]}
-    p = Precision.uniform(fmt)
-    fa1, fa2 = (
-        tiled(q, k, v, tiling=Tiling(64, 70), precision=p, algorithm=algorithm, **call) for algorithm in ("fa1", "fa2")
-    )
+    how = dict(tiling=Tiling(64, 70), precision=Precision.uniform(fmt)) | call
+    fa1, fa2 = (tiled(q, k, v, algorithm=algorithm, **how) for algorithm in ("fa1", "fa2"))
     group = q.shape[-3] // k.shape[-3]
     q, k, v = fmt(q), fmt(k).repeat_interleave(group, -3), fmt(v).repeat_interleave(group, -3)
     S = fmt((q @ k.mT) * (call["scale"] or 1 / math.sqrt(q.shape[-1])))
@@ -171,9 +168,7 @@ def test_nan_and_overflow_are_never_dropped(options, algorithm):
     broken = k.clone()
     broken[1, 0] = math.nan
     ours, baseline = tiled(q, broken, v, **call), reference(q, broken, v, precision=call["precision"], **options)
-    assert torch.equal(ours.isnan(), baseline.isnan()) and ours.isnan().any(-1).sum() == (
-        7 if "causal" in options else 8
-    )
+    assert torch.equal(ours.isnan(), baseline.isnan()) and ours.isnan().any(-1).sum() == 8 - ("causal" in options)
     far = torch.full_like(q, 6e4)  # every score overflows to -inf in FP16, and softmax of that is NaN, as in torch
     assert tiled(far, -far, v, **call).isnan().all()
     assert reference(far, -far, v, precision=call["precision"], **options).isnan().all()
@@ -201,10 +196,8 @@ def test_golden_inputs_before_or_after_rounding():
 def test_a_product_that_was_made_before_changes_no_bit(fmt):
     q, k, v = draw("normal", 0, (2, 4, 97, 64), (2, 2, 203, 64))
     q_k = products(q, k, fmt, dots.EXACT)
-    assert (
-        q_k.shape == (8, 97, 203)
-        and products(q, k, FP32, dots.EXACT) is products(q, k, fmt, dots.DOUBLE_DOUBLE) is None
-    )
+    assert q_k.shape == (8, 97, 203)
+    assert products(q, k, FP32, dots.EXACT) is products(q, k, fmt, dots.DOUBLE_DOUBLE) is None
     options = dict(causal=True, softcap=3.0)
     uniform = dict(tiling=Tiling(32, 48), precision=Precision.uniform(fmt))
     calls = (reference, dict(precision=Precision.materialized(fmt))), (tiled, uniform), (golden, dict(inputs=fmt))
@@ -273,7 +266,7 @@ def test_what_flash_cannot_run_it_refuses():
             flash(q, k, v, backend=backend)
 
 
-def test_registry():
+def test_registry(tmp_path, monkeypatch):
     kernels.register("halves", lambda q, k, v, *, causal=False, scale=None, mask=None: q / 2)
     assert "halves" in kernels.available() and not kernels.emulates(kernels.get("halves"))
     assert kernels.emulates(kernels.get("tiled"))
@@ -283,8 +276,14 @@ def test_registry():
     with pytest.raises(ValueError, match="kernel: got 'nope'; accepted are reference"):
         kernels.get("nope")
     assert kernels.get("fa_lib.kernels:tiled") is tiled
-    for name in ("no_such_module:f", "fa_lib:no_such_function"):
-        with pytest.raises(ValueError, match="it cannot be had"):
+    (tmp_path / "broken_file.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, message in (
+        ("no_such_module:f", "'no_such_module:f'; it cannot be had: ModuleNotFoundError"),
+        ("fa_lib:nothing", "has no attribute 'nothing'"), ("fa_lib:kernels", "a module; accepted is a function"),
+        ("broken_file:f", "it cannot be had: .*SyntaxError"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
             kernels.get(name)
 
 
@@ -321,22 +320,16 @@ def test_other_bad_arguments_are_refused():
         (dict(mask=torch.ones(4, 5, dtype=torch.bool)), "mask: got shape"),
         (dict(mask=torch.ones(2, 1, 4, 4, dtype=torch.bool)), "mask: got shape"),
         (dict(mask=torch.ones(4, 4, dtype=torch.int64)), "mask: got torch.int64"),
-        (dict(scale=0.0), "scale: got 0.0"),
         (dict(scale=math.inf), "scale: got inf"),
         (dict(softcap=-1.0), "softcap: got -1.0"),
         (dict(window=(1, -2)), r"window: got \(1, -2\)"),
-        (dict(window=(1, 2, 3)), r"window: got"),
         (dict(dropout_p=0.1), "dropout_p: got 0.1"),
         (dict(dropout_p=1.0, keep=torch.ones(4, 4, dtype=torch.bool)), "dropout_p: got 1.0"),
         (dict(dropout_p=0.1, keep=torch.ones(4, 4)), "keep: got torch.float32.*accepted is a boolean"),
         (dict(window=5), "window: got 5; accepted is .left, right."),
         (dict(window=(1, "2")), "window: got"),
-        (dict(window=(1.5, 0)), "window: got"),
-        (dict(window=(True, 0)), "window: got"),
         (dict(scale="x"), r"^scale: got 'x'; .* above 0\b"),
         (dict(scale=True), "scale: got True"),
-        (dict(softcap="50"), "softcap: got '50'"),
-        (dict(dropout_p="0.1"), "dropout_p: got '0.1'"),
         (dict(algorithm="fa9"), "algorithm: got 'fa9'; accepted are fa1, fa2"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -346,12 +339,10 @@ def test_other_bad_arguments_are_refused():
     for kernel in (lambda **p: reference(q, k, v, **p), lambda **p: tiled(q, k, v, tiling=Tiling(2, 2), **p)):
         with pytest.raises(ValueError, match="precision: got BF16; accepted is a Precision"):
             kernel(precision=BF16)
-    with pytest.raises(ValueError, match="k: got torch.float32"):
-        tiled(q, k.float(), v, **call)
-    with pytest.raises(ValueError, match="q: got torch.int64"):
-        tiled(q.long(), k, v, **call)
-    with pytest.raises(ValueError, match="q: got list"):
-        golden([1.0], k, v, inputs=FP64)
+    for tensors, message in (((q, k.float(), v), "k: got torch.float32"), ((q.long(), k, v), "q: got torch.int64"),
+                             (([1.0], k, v), "q: got list")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            tiled(*tensors, **call)
     for sizes in ((0, 2), (2, 0), (2, 1.5), (True, 2)):
         with pytest.raises(ValueError, match="block_(q|kv): got"):
             Tiling(*sizes)

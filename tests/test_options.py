@@ -70,10 +70,8 @@ def test_fa4_with_threshold_0_is_fa2_and_with_offset_in_fp32_too():
     q, k, v = draw("normal", 0, (1, 2, 200, 32))
     p = Precision.kernel(BF16)
     fa2 = kernels.tiled(q, k, v, tiling=TILING, precision=p)
-    assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=Algorithm("fa4", threshold=0)), fa2)
-    assert torch.equal(
-        kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=Algorithm(p_exponent_offset=6)), fa2
-    )  # a power of two is exact
+    for how in (Algorithm("fa4", threshold=0), Algorithm(p_exponent_offset=6)):  # a power of two is exact
+        assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=how), fa2)
     fa4 = kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm="fa4")
     assert not torch.equal(fa4, fa2)
     golden = kernels.golden(q, k, v, inputs=BF16)
@@ -152,9 +150,8 @@ def test_the_dynamic_maximum_as_printed():
     k = torch.tensor([60.0, 60.0, 1.0]).double().reshape(1, 1, 3, 1)
     options = dict(tiling=Tiling(1, 4), precision=Precision.kernel(BF16), scale=1.0)
     golden = kernels.golden(q, k, k, inputs=BF16, scale=1.0)
-    near, lost = (
-        kernels.tiled(q, k, k, algorithm=Algorithm(maximum=dynamic_maximum(beta)), **options) for beta in (2.0, 8.0)
-    )
+    algorithms = (Algorithm(maximum=dynamic_maximum(beta)) for beta in (2.0, 8.0))
+    near, lost = (kernels.tiled(q, k, k, algorithm=each, **options) for each in algorithms)
     assert abs(near / golden - 1).item() < 0.01 and lost.item() == 0  # beta = 8: exp(-420) is 0
 
 

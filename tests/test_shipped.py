@@ -96,10 +96,8 @@ def test_fa2_on_a_hopper_is_a_straight_line_of_its_steps():
 def test_fa3_in_fp8_is_a_straight_line_of_its_steps(two_level):
     core, n = TensorCore.of("H100", E4M3), 500
     (q, k, v), parts = drawn(E4M3, n, distribution="uniform")
-    lines = [
-        BF16(of_some_keys(core, *parts, from_the_last(n, 160), E4M3, offset=8, two_level=each)[2])
-        for each in (two_level, not two_level)
-    ]
+    given = core, *parts, from_the_last(n, 160), E4M3
+    lines = [BF16(of_some_keys(*given, offset=8, two_level=each)[2]) for each in (two_level, not two_level)]
     found = tiled(q, k, v, **shipped_newer.fa3_cuda(E4M3, 64, "H100", two_level=two_level))[0, 0]
     assert (found == lines[0]).double().mean() >= 0.99
     assert (found == lines[1]).double().mean() < 0.5  # the adder of 13 bits is seen
@@ -147,10 +145,8 @@ def test_to_multiply_by_1_over_l_is_another_rounding():
     """Of a row with one tile: O is P V, rounded to FP32, times FP32(1 / l), and not over l."""
     q, k, v = (x[0, 0] for x in draw("normal", 0, (1, 1, 64, 64)))
     how = dict(tiling=Tiling(64, 64), precision=replace(Precision.kernel(FP16), output=FP32))
-    o, divided = (
-        tiled(q[None], k[None], v[None], algorithm=Algorithm("fa2", reciprocal=reciprocal), **how)[0]
-        for reciprocal in (True, False)
-    )
+    algorithms = (Algorithm("fa2", reciprocal=reciprocal) for reciprocal in (True, False))
+    o, divided = (tiled(q[None], k[None], v[None], algorithm=each, **how)[0] for each in algorithms)
     Q, K, V = (FP16(x) for x in (q, k, v))
     S = FP32(Q @ K.mT / 8)
     P = FP32(torch.exp(FP32(S - S.amax(-1, keepdim=True))))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_kernels import plain, seen_keys
 
 from fa_lib import BF16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.kernels.algorithm import Algorithm
@@ -17,15 +18,11 @@ HOW = [
 
 def one_more_key(q, k, v, sinks, causal=False, scale=None, mask=None):
     """Straight: a key is appended whose score is the sink and whose V is 0."""
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    S = q @ k.mT * (scale or q.shape[-1] ** -0.5)
-    n_q, n_kv = S.shape[-2:]
-    if causal:
-        S = S.masked_fill(torch.ones(n_q, n_kv, dtype=torch.bool).triu(n_kv - n_q + 1), -torch.inf)
-    if mask is not None:
-        S = S.masked_fill(~mask, -torch.inf)
-    S = torch.cat([S, sinks[:, None, None].expand(*S.shape[:-1], 1)], -1)
-    return torch.softmax(S, -1) @ torch.cat([v, torch.zeros_like(v[..., :1, :])], -2)
+    seen = seen_keys(q, k, dict(causal=causal, mask=mask))
+    scores = torch.zeros(seen.shape).double().masked_fill(~seen, -torch.inf).expand(len(sinks), *seen.shape)
+    scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(seen), 1)], -1)
+    k, v = (torch.cat([x, torch.zeros_like(x[..., :1, :])], -2) for x in (k, v))
+    return plain(q, k, v, dict(scale=scale, mask=scores))
 
 
 def problem():
@@ -59,9 +56,8 @@ def test_in_fp64_a_sink_is_a_key_without_a_value_forward_and_backward(how, optio
 def test_the_gradient_is_of_the_sinks_alone_where_only_they_ask_for_one():
     (q, k, v, sinks), dO = problem()
     q, k, v = (x.detach() for x in (q, k, v))
-    ours, theirs = (
-        torch.autograd.grad(o, sinks, dO)[0] for o in (kernel(None)(q, k, v, sinks=sinks), one_more_key(q, k, v, sinks))
-    )
+    outputs = kernel(None)(q, k, v, sinks=sinks), one_more_key(q, k, v, sinks)
+    ours, theirs = (torch.autograd.grad(o, sinks, dO)[0] for o in outputs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
@@ -72,10 +68,8 @@ def test_rounded_a_sink_costs_no_more_than_a_key(how):
     sinks = torch.full((4,), 6.0, dtype=torch.float64)
     golden = kernels.golden(q, k, v, inputs=BF16, sinks=sinks)
     given = dict(tiling=TILING, precision=Precision.kernel(BF16), algorithm=Algorithm(**how))
-    ours, baseline = (
-        kernels.tiled(q, k, v, sinks=sinks, **given),
-        kernels.reference(q, k, v, sinks=sinks, precision=Precision.materialized(BF16)),
-    )
+    ours = kernels.tiled(q, k, v, sinks=sinks, **given)
+    baseline = kernels.reference(q, k, v, sinks=sinks, precision=Precision.materialized(BF16))
     assert deviation(ours, golden, BF16).max <= 2 * deviation(baseline, golden, BF16).max
     without = kernels.golden(q, k, v, inputs=BF16)
     assert 0.3 < (golden.square().mean() / without.square().mean()).sqrt() < 0.7

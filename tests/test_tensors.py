@@ -59,10 +59,7 @@ def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
         "m.safetensors": (dict(q=q, k=k), r"no tensor named 'v', but k, q; "),
         "d.safetensors": (dict(q=q, k=k, v=v.float()), "v: got torch.float32"),
         "f.safetensors": (dict(q=q.double(), k=k.double(), v=v.double()), "check tensors --format"),
-        "c.safetensors": (
-            dict(q=q, k=k, v=v, causal=torch.tensor([True, True])),
-            "causal: got 2 numbers; accepted is one",
-        ),
+        "c.safetensors": (dict(q=q, k=k, v=v, causal=torch.tensor([True, True])), "causal: got 2 numbers"),
         "a.safetensors": (dict(q=q, k=k, v=v, mask=torch.full((40, 40), math.nan)), "mask: got NaN"),
         "h.safetensors": (dict(q=q[..., :8].contiguous(), k=k, v=v), "k: got head_dim 16; accepted is q's, 8"),
     }
@@ -71,6 +68,9 @@ def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
             capture.read(written(tmp_path / name, **held))
     for name in ("a.pkl", "a.pt", "a.npz"):
         (tmp_path / name).write_bytes(pickle.dumps(dict(q=print)))
+    np.savez(tmp_path / "of_objects.npz", q=np.array([print], dtype=object))
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "v.safetensors").read_bytes()[:-50])
+    for name in ("a.pkl", "a.pt", "a.npz", "of_objects.npz", "cut.safetensors"):
         with pytest.raises(ValueError, match="without pickle.*safetensors.torch.save_file"):
             capture.read(tmp_path / name)
     torch.save([q, k, v], tmp_path / "list.pt")

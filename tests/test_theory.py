@@ -93,9 +93,8 @@ def test_the_program_carries_as_the_emulator_does():
             S, v = of.highest[:, row], of.O[:, row]
             q, k = torch.ones(1, 1, 1, 1, dtype=torch.float64), S[None, None, :, None]
             precision, tiling = only_sums(BF16), Tiling(1, 1)
-            o = kernels.tiled(
-                q, k, v[None, None, :, None], scale=1.0, tiling=tiling, precision=precision, algorithm=algorithm
-            )
+            how = dict(scale=1.0, tiling=tiling, precision=precision, algorithm=algorithm)
+            o = kernels.tiled(q, k, v[None, None, :, None], **how)
             assert o.item() == recurrence.carried(of, precision, algorithm)[row].item()
 
 
@@ -202,11 +201,8 @@ def test_what_dividing_and_multiplying_back_costs_depends_on_where_o_lies():
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_the_search_for_the_worst_takes_the_tile_after_which_the_kernel_is_furthest_off(algorithm):
-    found, random, sides = (
-        worst_inputs.search(BF16, 5, 3, algorithm=algorithm, candidates=8),
-        np.random.default_rng(3),
-        [],
-    )
+    found = worst_inputs.search(BF16, 5, 3, algorithm=algorithm, candidates=8)
+    random, sides = np.random.default_rng(3), []
     kernel = partial(kernels.tiled, tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm=algorithm)
     for side in (1, -1):
         x = np.zeros((2, 0, 8))

@@ -52,9 +52,8 @@ def test_the_noise_is_that_of_seed_and_step_and_the_caption_reaches_the_image():
     model = TextToImage(TINY, kernels.unfused, 0)
     images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
     noisy, timesteps, velocity = noised(images, 0, 5)
-    assert timesteps.dtype == torch.int64 and all(
-        torch.equal(a, b) for a, b in zip(noised(images, 0, 5), (noisy, timesteps, velocity))
-    )
+    assert timesteps.dtype == torch.int64
+    assert all(map(torch.equal, noised(images, 0, 5), (noisy, timesteps, velocity)))
     assert not torch.equal(noised(images, 0, 6)[0], noisy)
     sigma = (timesteps.double() / 1000)[:, None, None, None]
     x = images.double() / 127.5 - 1

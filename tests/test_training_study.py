@@ -37,14 +37,10 @@ def small_study(tmp_path_factory):
 def test_the_study_compares_every_pair(small_study):
     table, runs, _, _ = small_study
     assert set(runs.arm) == set(ARMS) and (runs.status == "done").all()
-    assert (
-        set(table.pair) == set(PAIRS)
-        and (table.groupby("pair").step.unique().map(list).map(tuple) == (0, 1, 2, 4, 8, 12)).all()
-    )
+    assert set(table.pair) == set(PAIRS)
+    assert (table.groupby("pair").step.unique().map(list).map(tuple) == (0, 1, 2, 4, 8, 12)).all()
     end = at_end(table, "wasserstein")[:, 0]
-    assert end["rerun"] == 0 and (table[table.pair == "rerun"].drop(columns=["pair", "seed", "step"]) == 0).all(
-        axis=None
-    )
+    assert not table[table.pair == "rerun"].drop(columns=["pair", "seed", "step"]).any(axis=None)
     others = end[~end.index.str.startswith(("rerun", "perturb", "reversed"))]
     assert (end.drop("rerun") > 0).all() and end["flash_fp32"] == others.min() and end["init"] == others.max()
     assert end["flash_fp32"] < end["flash"] / 100

@@ -2,21 +2,8 @@
 
 import torch
 
-from benchmarks.second_mutants.steps import (
-    LOG2E,
-    ByHand,
-    backward_in_tiles,
-    capped,
-    dot,
-    finite,
-    in_base_2,
-    load,
-    log_sum_exp,
-    nonzero,
-    rounded,
-    row_max,
-    sweep,
-)
+from benchmarks.second_mutants import steps
+from benchmarks.second_mutants.steps import ByHand, backward_in_tiles, capped, dot, finite, load, nonzero, rounded
 
 
 def backward_missing_ln2(q, k, v, causal=False, scale=None, window=None):
@@ -25,8 +12,8 @@ def backward_missing_ln2(q, k, v, causal=False, scale=None, window=None):
     dtype = q.dtype
 
     def forward(q, k, v):
-        k2 = k * (scale * LOG2E)
-        m, l, o = sweep(lambda k, j0: hide(dot(q, k), j0), q, k2, v, dtype, in_base_2)
+        k2 = k * (scale * steps.LOG2E)
+        m, l, o = steps.sweep(lambda k, j0: hide(dot(q, k), j0), q, k2, v, dtype, steps.in_base_2)
         return o / nonzero(l), k2, finite(m) + torch.log2(nonzero(l))
 
     def backward(do, q, k, v, o, k2, lse2):
@@ -48,7 +35,7 @@ def softcap_tanh_saved_in_half(q, k, v, causal=False, scale=None, window=None, s
             s = softcap * t
             t = t.to(dtype)
         s = hide(s)
-        p = torch.exp(s - finite(row_max(s)))
+        p = torch.exp(s - finite(steps.row_max(s)))
         l = p.sum(-1, keepdim=True)
         return rounded(p, dtype) @ v / nonzero(l), p / nonzero(l), t
 
@@ -64,8 +51,8 @@ def softcap_tanh_saved_in_half(q, k, v, causal=False, scale=None, window=None, s
 
 def fa2(q, k, v, scale, dtype, hide, softcap=None):
     """Output and log-sum-exp."""
-    m, l, o = sweep(lambda k, j0: hide(capped(dot(q * scale, k), softcap), j0), q, k, v, dtype)
-    return o / nonzero(l), log_sum_exp(m, l)
+    m, l, o = steps.sweep(lambda k, j0: hide(capped(dot(q * scale, k), softcap), j0), q, k, v, dtype)
+    return o / nonzero(l), steps.log_sum_exp(m, l)
 
 
 def backward_lse_in_half(q, k, v, causal=False, scale=None, window=None):

@@ -11,10 +11,9 @@ from functools import cache
 import pandas as pd
 import pytest
 import torch
-from in_a_folder import command
+from in_a_folder import command, saved
 from markdown_it import MarkdownIt
 from own_kernels import draw, found
-from safetensors.torch import save_file
 
 from attention_check.commands import captured_reports, model_process, reports
 from attention_check.explain.standalone_test import standalone
@@ -37,12 +36,6 @@ from fa_lib.execution.untrusted import Untrusted
 from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
-
-
-def capture(path, **more):
-    q, k, v = draw(32)
-    save_file(dict(q=q, k=k, v=v) | more, path)
-    return path
 
 
 ENDS = {  # 1. -> how, exit code
@@ -173,22 +166,17 @@ def test_a_written_test_holds_what_was_raised_as_text():
         tree = ast.parse(standalone(KernelRef(module, "f"), call, evil, evil))
         assert "raise SystemExit(0)" in ast.get_docstring(tree)
         kinds = (ast.Expr, ast.Import, ast.Assign, ast.FunctionDef)
-        assert (
-            all(isinstance(each, kinds) for each in tree.body) and sum(isinstance(e, ast.Expr) for e in tree.body) == 1
-        )
+        assert all(isinstance(each, kinds) for each in tree.body)
+        assert sum(isinstance(each, ast.Expr) for each in tree.body) == 1
 
 
 def test_a_hang_ends_on_import_in_a_call_and_in_backward(stranger):
     body = """
-class Slow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q): return q.clone()
-    @staticmethod
-    def backward(ctx, g): time.sleep(99)
+from benchmarks.mutants.gradients import Altered
 
 def f(q, k, v):
     if q.shape[-2] == 3: time.sleep(99)
-    return right(Slow.apply(q), k, v)
+    return right(Altered.apply(q, lambda dq: time.sleep(99)), k, v)
 """
     for name, text in (("hangs", body), ("hangs_early", "time.sleep(99)")):
         with closing(IsolatedKernel(KernelRef.of(stranger(name, text)), timeout=0.3)) as fn:
@@ -201,7 +189,7 @@ def f(q, k, v):
 
 def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stranger, tmp_path, monkeypatch):
     monkeypatch.setattr(isolated_kernel, "MOST_QUICK_ENDINGS", 1)
-    name, file = stranger("leaves", "os._exit(0)"), capture(tmp_path / "call.safetensors")
+    name, file = stranger("leaves", "os._exit(0)"), saved(tmp_path, **dict(zip("qkv", draw(32))))
     (tmp_path / "call.html").write_text("passes")
     done = command("check", "tensors", file, "--kernel", name, "--exit-code", "--out", tmp_path)
     assert done.exit_code == 1 and re.search("leaves:f .* exit code 0", done.stdout)

@@ -2,36 +2,22 @@
 
 import json
 import math
-from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from in_a_folder import command
+from own_kernels import emulated
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from attention_check.explain.compare import ComparisonInputs, compare, comparison_lines
 from fa_lib import draw, kernels
-from fa_lib.commands.cli import app
-from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.tiling import Tiling
 
 pytestmark = pytest.mark.slow
 DRAWN = ComparisonInputs(distribution="uniform", n=256, head_dim=16)
 
 
-def carrying(fmt=None):
-    """A flash kernel that carries O in a format, or in FP32."""
-
-    def kernel(q, k, v, **options):
-        precision = Precision.kernel(q.dtype)
-        precision = replace(precision, accumulator=fmt) if fmt else precision
-        q64, k64, v64 = (x.double() for x in (q, k, v))
-        return kernels.tiled(q64, k64, v64, tiling=Tiling(64, 64), precision=precision, **options).to(q.dtype)
-
-    return kernel
-
-
-shipped, low = carrying(), carrying("BF16")
+shipped, low = emulated, partial(emulated, steps=("accumulator",))  # carrying O in FP32, and in BF16
 written_out = kernels.unfused
 
 
@@ -109,7 +95,7 @@ def test_what_is_no_kernel_is_told(tmp_path):
     with pytest.raises(ValueError, match="^kernel: test_compare:nan returns 8192 values .* of 8192"):
         names("shipped", "nan")
     words = ["compare", "test_compare:shipped", "test_compare:low", "--n", "128", "--distribution", "uniform"]
-    done = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "a.json")], prog_name="fa-lib")
+    done = command(*words, "--json", tmp_path / "a.json")
     assert done.exit_code == 0 and "beyond its own bound" in done.stdout, done.output
     held = json.loads((tmp_path / "a.json").read_text())
     assert not held["is_rounding"] and held["apart"]["max"] > 0 and "torch" in held["versions"]

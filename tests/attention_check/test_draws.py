@@ -8,21 +8,8 @@ import pytest
 
 from attention_check.judge.findings import Severity
 from attention_check.judge.tables import largest, over_shapes
-from attention_check.measure.draws import (
-    AT_ONCE,
-    BIAS_SPREAD,
-    MORE,
-    OF_LENGTHS,
-    SIDE,
-    SPREAD,
-    UNSURE,
-    USUAL,
-    certainly_unbiased,
-    certainly_within,
-    redraw_failures,
-    undecided,
-    worst_draws,
-)
+from attention_check.measure import draws
+from attention_check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, SIDE, SPREAD, redraw_failures, worst_draws
 from attention_check.report.sentences import WORDINGS
 from fa_lib.kernels.rule import ALLOWED
 
@@ -36,6 +23,11 @@ def lengths(*times, fmt="FP16"):
         call | dict(seed=i, times_max=math.nan if x is None else x, outcome="refused" if x is None else "answered")
         for i, x in enumerate(times)
     ])  # fmt: skip
+
+
+def again(times):
+    """Draws once more, all of which err so much."""
+    return lambda call, seeds: lengths(*[times] * len(seeds), fmt=call.fmt).assign(seed=[*seeds])
 
 
 @pytest.mark.parametrize(
@@ -60,12 +52,12 @@ def test_what_counts(times, number):
 def test_a_draw_beyond_the_rule_is_drawn_again_and_others_are_not():
     asked = []
 
-    def again(call, seeds):
+    def listed(call, seeds):
         asked.append((call.fmt, [*seeds]))
-        return lengths(*[1.0] * len(seeds), fmt=call.fmt).assign(seed=[*seeds])
+        return again(1.0)(call, seeds)
 
     rows = pd.concat([lengths(1.0, 2.2, 1.1), lengths(1.0, 1.2, fmt="BF16")], ignore_index=True)
-    found = redraw_failures(rows, OF_LENGTHS, LIMIT, again)
+    found = redraw_failures(rows, OF_LENGTHS, LIMIT, listed)
     assert asked == [("FP16", [*range(3, 3 + MORE)])]
     assert len(found) == len(rows) + MORE
     error, chance = largest(found)
@@ -76,19 +68,13 @@ def test_a_draw_beyond_the_rule_is_drawn_again_and_others_are_not():
 
 
 def test_a_call_is_drawn_again_once_also_where_nothing_is_answered():
-    rows = redraw_failures(
-        lengths(2.2), OF_LENGTHS, LIMIT,
-        lambda call, seeds: lengths(*[None] * len(seeds)).assign(seed=[*seeds]),
-    )  # fmt: skip
+    rows = redraw_failures(lengths(2.2), OF_LENGTHS, LIMIT, again(None))
     assert len(rows) == 1 + MORE and worst_draws(rows, OF_LENGTHS, LIMIT).times_max.item() == 2.2
 
 
 @pytest.mark.parametrize("times", [[2.5], [2.1, 2.2], [1.0, 2.2, 2.3]])
 def test_what_is_beyond_the_rule_again_fails(times):
-    found = redraw_failures(
-        lengths(*times), OF_LENGTHS, LIMIT,
-        lambda call, seeds: lengths(*[2.4] * len(seeds)).assign(seed=[*seeds]),
-    )  # fmt: skip
+    found = redraw_failures(lengths(*times), OF_LENGTHS, LIMIT, again(2.4))
     (error,) = largest(found)
     assert (error.severity, error.number) == (Severity.FAILS, max(found.times_max))
 
@@ -107,35 +93,35 @@ def test_a_call_that_breaks_every_second_draw_is_never_stopped_and_a_usual_one_s
     """By importance sampling: draws of the usual kernel, weighted by the likelihood ratio of the two hypotheses, give
     the probability of a stop under the other one, far below what counting could show."""
     rng, spread = np.random.default_rng(0), SPREAD[distribution]
-    usual, broken = (math.log(mean) for mean in (USUAL[distribution], LIMIT))
+    usual, broken = (math.log(mean) for mean in (draws.USUAL[distribution], LIMIT))
     stops, chance = [], 0.0
     for _ in range(2000):
         x, weight = [], 0.0
         while len(x) < 40:
             x.append(rng.normal(usual, spread))
             weight += ((x[-1] - usual) ** 2 - (x[-1] - broken) ** 2) / (2 * spread**2)
-            if certainly_within(pd.Series(np.exp(x)), LIMIT, distribution):
+            if draws.certainly_within(pd.Series(np.exp(x)), LIMIT, distribution):
                 chance += math.exp(weight) / 2000
                 break
         stops.append(len(x))
-    assert UNSURE / 1000 < chance <= UNSURE
+    assert draws.UNSURE / 1000 < chance <= draws.UNSURE
     assert np.mean(stops) < 4 and max(stops) < 40
 
 
 def test_more_draws_only_where_neither_side_is_certain():
     def seeds(*times):
-        return [*undecided(lengths(*times), LIMIT).seed]
+        return [*draws.undecided(lengths(*times), LIMIT).seed]
 
     assert seeds(0.01) == [], "certainly within"
     assert seeds(1.5) == [0] and seeds(1.5, 1.6) == [1]
     assert seeds(2.2) == [] and seeds(2.2, 2.3) == [], "drawn again by another rule"
     assert seeds(None) == [], "no answer"
     sure = pd.concat([lengths(1.5), lengths(LIMIT * AT_ONCE + 1, fmt="BF16")], ignore_index=True)
-    assert not len(undecided(sure, LIMIT)), "one call decides"
+    assert not len(draws.undecided(sure, LIMIT)), "one call decides"
 
 
 def test_a_bias_is_in_doubt_near_its_limit_and_where_it_scatters():
-    assert certainly_unbiased(pd.Series([0.0, BIAS_SPREAD / 2, 0.0]))
-    assert not certainly_unbiased(pd.Series([SIDE, SIDE, SIDE]))
-    assert not certainly_unbiased(pd.Series([-SIDE, SIDE, 0.0]))
-    assert not certainly_unbiased(pd.Series([0.0, math.nan, 0.0]))
+    assert draws.certainly_unbiased(pd.Series([0.0, draws.BIAS_SPREAD / 2, 0.0]))
+    assert not draws.certainly_unbiased(pd.Series([SIDE, SIDE, SIDE]))
+    assert not draws.certainly_unbiased(pd.Series([-SIDE, SIDE, 0.0]))
+    assert not draws.certainly_unbiased(pd.Series([0.0, math.nan, 0.0]))

@@ -45,26 +45,19 @@ STRANGERS = {
     "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
     "replaces_softmax": "def f(q, k, v):\n    torch.softmax = lambda *given, **named: torch.zeros(1)\n"
                         "    return right(q, k, v)",
-    "changes_k_in_backward": """
-class Changes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        ctx.save_for_backward(k)
-        return right(q, k, v)
-
-    @staticmethod
-    def backward(ctx, dO):
-        ctx.saved_tensors[0].data.add_(1)
-        return dO, dO, dO
-
-def f(q, k, v): return Changes.apply(q, k, v)
-""",
+    "changes_k_in_backward": "from benchmarks.mutants.gradients import Altered\n"
+                             "def f(q, k, v): return Altered.apply(right(q, k, v), lambda dO: k.data.add_(1) + dO)",
     "leaks": "def f(q, k, v):\n    kept.append(q.new_ones(2**20))\n    return right(q, k, v)",
 }  # fmt: skip
 
 
 def right(q, k, v, **options):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def alone(name, *limit):
+    """A kernel in a process of its own, until the end of a `with`."""
+    return closing(IsolatedKernel(KernelRef.of(name), *limit))
 
 
 def judged(name, limit=60.0):
@@ -76,7 +69,7 @@ def judged(name, limit=60.0):
 def test_gradients_of_many_keys_and_few_queries_come_back(stranger):
     """dK and dV have more bytes than dO, from which the size of an answer was once bounded."""
     q, k, v, dO = torch.randn(1, 1, 2, 64), *torch.randn(2, 1, 1, 8192, 64), torch.randn(1, 1, 2, 64)
-    with closing(IsolatedKernel(KernelRef.of(stranger("good")))) as fn:
+    with alone(stranger("good")) as fn:
         there, here = (
             torch.autograd.grad(kernel(*x), x, dO)
             for kernel, x in ((each, [y.clone().requires_grad_() for y in (q, k, v)]) for each in (fn, right))
@@ -88,7 +81,7 @@ def test_any_signal_is_a_crash_and_later_calls_are_made(stranger):
     """Python has no name for a real-time signal."""
     name = stranger("dies", "def f(q, k, v):\n    if q.shape[-1] == 80: os.kill(os.getpid(), 40)\n    "
                             "return right(q, k, v)")  # fmt: skip
-    with closing(IsolatedKernel(KernelRef.of(name))) as fn:
+    with alone(name) as fn:
         with pytest.raises(KernelError, match="ends its process by signal 40") as error:
             fn(*draw(d=80))
         assert error.value.outcome == Outcome.ENDED
@@ -125,13 +118,10 @@ def f(q, k, v, *, sinks, window=None, return_lse=False):
     return right(q, k, v) * sinks[:, None, None]
 """)  # fmt: skip
     both = torch.randn(1, 8, 4, 16)
-    q, k, v = (
-        both[..., 2:].transpose(1, 2),
-        both[..., :14].transpose(1, 2),
-        torch.randn(1, 4, 8, 1).expand(-1, -1, -1, 14),
-    )
+    q, k = both[..., 2:].transpose(1, 2), both[..., :14].transpose(1, 2)
+    v = torch.randn(1, 4, 8, 1).expand(-1, -1, -1, 14)
     sinks = torch.tensor([2.0, 3.0, 4.0, 5.0], requires_grad=True)
-    with closing(IsolatedKernel(KernelRef.of(name))) as fn:
+    with alone(name) as fn:
         assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "sinks", "window", "return_lse"]
         with pytest.raises(KernelError, match=r"raises ValueError: \(\(512, 16, 64, 1\), 2, 8, \(3, 0\)\)"):
             fn(q, k, v, sinks=sinks, window=(3, 0))
@@ -193,11 +183,7 @@ HABITS = [  # what a call does beside its work; findings
 def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
     chosen = "".join(f"    if q.shape[-2] == {i + 1}: {text}\n" for i, (text, _) in enumerate(HABITS))
     threads = torch.get_num_threads()
-    with closing(
-        IsolatedKernel(
-            KernelRef.of(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o"))
-        )
-    ) as fn:
+    with alone(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
         for i, (text, due) in enumerate(HABITS):
             fn.acts.clear()
             assert call_kernel(fn, *draw(n=i + 1)).outcome == "answered"
@@ -225,9 +211,7 @@ def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tens
 
 def test_inputs_that_are_changed_in_the_backward_pass_are_told(stranger):
     given = [x.requires_grad_() for x in draw()]
-    with closing(
-        IsolatedKernel(KernelRef.of(stranger("changes_k_in_backward", STRANGERS["changes_k_in_backward"])))
-    ) as fn:
+    with alone(stranger("changes_k_in_backward", STRANGERS["changes_k_in_backward"])) as fn:
         o = fn(*given)
         with pytest.raises(KernelError, match="changes k in its backward pass"):
             torch.autograd.grad(o.sum(), given)
@@ -253,7 +237,7 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
     for name, given in (("leaks", [STRANGERS["leaks"]]), ("good", [])):
-        with closing(IsolatedKernel(KernelRef.of(stranger(name, *given)))) as fn:
+        with alone(stranger(name, *given)) as fn:
             for _ in range(60):
                 fn(*draw(512, 64))
             leaks = [finding for finding in of_conduct(fn.conduct()) if finding.what == "leaks"]
@@ -280,11 +264,7 @@ ANSWERS = {
 
 def test_hostile_answers_are_broken_in_words(stranger):
     chosen = "".join(f"    if q.shape[-2] == {i + 1}: return {text}\n" for i, text in enumerate(ANSWERS))
-    with closing(
-        IsolatedKernel(
-            KernelRef.of(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o"))
-        )
-    ) as fn:
+    with alone(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
         for i, problem in enumerate(ANSWERS.values()):
             answer = call_kernel(fn, *draw(n=i + 1))
             assert answer.o is None and problem in answer.problem
@@ -300,7 +280,7 @@ def f(q, k, v):
     return right(q, k, v)
 """
     for n in (8, 9, 10, 11):
-        with closing(IsolatedKernel(KernelRef.of(stranger("speaks", text)), timeout=5)) as fn:
+        with alone(stranger("speaks", text), 5) as fn:
             answer = call_kernel(fn, *draw(n=n))
             assert answer.outcome == Outcome.ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
 
@@ -310,7 +290,7 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
     ends = "print('a warning', 'Unsupported n=9', sep=chr(10), file=sys.stderr, flush=True), os._exit(1)"
     text = f"def f(q, k, v):\n    if q.shape[-2] == 9: {ends}\n    return right(q, k, v)"
     given = [x.requires_grad_() for x in draw()]
-    with closing(IsolatedKernel(KernelRef.of(stranger("graphs", text)))) as fn:
+    with alone(stranger("graphs", text)) as fn:
         o = with_kernel_errors(fn)(*given)
         ended = call_kernel(fn, *draw(n=9))
         assert ended.outcome == Outcome.ENDED and ended.problem.endswith("after the line 'Unsupported n=9'")
@@ -341,7 +321,7 @@ def f(q, k, v):
     return right(q, k, v)
 """
     pids = tmp_path / "pids"
-    with closing(IsolatedKernel(KernelRef.of(stranger("forks", text)))) as fn:
+    with alone(stranger("forks", text)) as fn:
         assert call_kernel(fn, *draw(n=7)).outcome == "answered"
     wait_until(lambda: len(pids.read_text().split()) == 2 and not any(map(lives, pids.read_text().split())))
     pids.unlink()
@@ -361,9 +341,8 @@ def test_a_strangers_source_counts_and_is_not_run_for_that(stranger, tmp_path):
     (tmp_path / "inside").mkdir()
     for path in ("inside/__init__.py", "inside/deep.py"):
         (tmp_path / path).write_text("raise SystemExit(0)\n")
-    versions = [
-        code_version(own, [dict(kernel=name)]) for name in ("inside.deep:f", stranger("dies_on_import", "os._exit(0)"))
-    ]
+    names = "inside.deep:f", stranger("dies_on_import", "os._exit(0)")
+    versions = [code_version(own, [dict(kernel=name)]) for name in names]
     (tmp_path / "inside" / "deep.py").write_text("raise SystemExit(1)\n")
     versions.append(code_version(own, [dict(kernel="inside.deep:f")]))
     assert len(set(versions)) == 3 and not {"inside", "inside.deep"} & set(sys.modules)
@@ -378,10 +357,10 @@ def test_a_process_that_is_started_again_has_as_many_threads(stranger):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with closing(IsolatedKernel(KernelRef.of(name), 60.0)) as alone, judged_by_one_thread():
-            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 80)).outcome == Outcome.ENDED
-            inspect.signature(alone)  # waits for the next process
-            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
+        with alone(name, 60.0) as fn, judged_by_one_thread():
+            assert call_kernel(fn, *torch.ones(3, 1, 1, 4, 80)).outcome == Outcome.ENDED
+            inspect.signature(fn)  # waits for the next process
+            assert call_kernel(fn, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
     finally:
         torch.set_num_threads(before)
 

@@ -14,9 +14,11 @@ from fa_lib.kernels.kernel_ref import KernelRef
 MINE = "examples.my_kernel:attention"  # carries BF16
 
 
-def test_a_name_is_a_check_and_a_first_word_all_of_its_kind():
+def test_a_name_is_a_check_and_any_word_of_it_all_of_its_kind():
     assert chosen(["carry", "strides", "carry_row_sum"]) == ["carry_accumulator", "carry_row_sum", "strides"]
     assert len(chosen(["rule"])) == sum(check.startswith("rule_") for check in CHECKS) > 2
+    assert chosen(["softcap"])[0] == "answer_softcap"
+    assert any(check.startswith("answer_one_query_") for check in chosen(["decoding"]))
     with pytest.raises(ValueError, match=r"check: got 'carr'; accepted are error_uniform, .*, or words of these"):
         chosen(["carr"])
 

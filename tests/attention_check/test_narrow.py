@@ -73,12 +73,6 @@ def test_a_wrong_kernel_of_one_query_fails():
     assert result_of("error_normal", only(one_query, keys=-1)).passed is False
 
 
-def test_a_kernel_that_raises_at_every_call_could_not_be_run():
-    kernel = KernelRef("", "narrow", fn=only(lambda q, v: False))
-    judgement = judge_kernel(kernel, examine(kernel, TINY, beside=()))
-    assert [f.what for f in judgement.findings] == ["not_run"] and "raises ValueError" in judgement_text(judgement)
-
-
 def test_where_a_kernel_is_right_at_other_lengths_it_is_said():
     def next_page(q, k, v):
         if q.dtype != torch.bfloat16 or q.shape[-1] != 64:
@@ -114,6 +108,5 @@ def test_a_call_that_cannot_be_cut_is_refused():
 
 
 def test_a_right_kernel_is_followed_to_its_head_dim_in_the_order_that_is_tried():
-    assert [way_of(only(lambda q, v, d=d: q.shape[-1] == v.shape[-1] == d)).head_dim for d in (128, 192, 40)] == [
-        128, 192, 40,
-    ]  # fmt: skip
+    for d in (128, 192, 40):
+        assert way_of(only(lambda q, v, d=d: q.shape[-1] == v.shape[-1] == d)).head_dim == d

@@ -48,12 +48,6 @@ def test_a_kernel_that_masks_as_torch_does_and_only_so_is_right():
     assert row["times"] <= 1 and wrong["key"] == "causal_top_left"
 
 
-def test_options_are_asked_with_shared_heads_and_with_another_scale():
-    rows = {row["asked"]: row for row in contract("as_shipped")}
-    for key in ("gqa_sinks", "gqa_one_query_decoding", "gqa_softcap", "scale_softcap", "window_first"):
-        assert rows[key]["outcome"] == "answered", rows[key]
-
-
 def two_outputs(q, k, v, causal=False, scale=None, sinks=None):
     options = {} if sinks is None else dict(sinks=sinks)
     return kernels.as_shipped(q, k, v, causal=causal, scale=scale, **options), q[..., 0]
@@ -73,6 +67,8 @@ def test_the_bound_and_the_alignment_are_checks_by_name():
 
     found = check_named(own_name("two_ways", two_ways), ["alignment", "bound"])
     assert found["alignment"].passed is False and found["bound"].passed is True
+    assert "top-left for several queries, bottom-right for one" in found["alignment"].why
+    assert check_named("as_shipped", ["alignment"])["alignment"].passed is True
     steep = own_name("steep_by_name", lambda q, k, v, causal=False, scale=None: kernels.as_shipped(
         q, k, v, causal=causal, scale=1.08 * (scale or q.shape[-1] ** -0.5)))  # fmt: skip
     assert check_named(steep, ["bound"])["bound"].passed is False
@@ -120,8 +116,9 @@ def test_a_window_without_limits_is_none(tmp_path):
         captured(saved(tmp_path, q=q, k=k, v=v, window=torch.tensor([4, 4])), Reading(window=(None, None)))
 
 
-def test_what_a_row_without_keys_gives_is_a_convention(tmp_path):
-    q, k, v = normal(1, 2, 96, 32, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_a_row_without_keys_gives_is_a_convention(tmp_path, dtype):
+    q, k, v = normal(1, 2, 96, 32, dtype=dtype)
     mask = torch.ones(96, 96, dtype=torch.bool).tril()
     mask[:, :7] = False
     right = kernels.as_shipped(q, k, v, mask=mask)
@@ -131,6 +128,7 @@ def test_what_a_row_without_keys_gives_is_a_convention(tmp_path):
         file = saved(tmp_path, q=q, k=k, v=v, mask=mask, o=o)
         done = command("check", "tensors", file, "--out", tmp_path, "--exit-code")
         assert done.exit_code == 0 and "14 rows see no key" in done.output, done.output
+    assert command("check", "tensors", file, "--kernel", "reference", "--out", tmp_path, "--exit-code").exit_code == 0
     o[:, :, 50] = math.nan  # it sees keys
     assert command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, mask=mask, o=o), "--exit-code").exit_code == 1
     means = own_name("means", lambda q, k, v, mask=None: kernels.as_shipped(q, k, v, mask=mask).where(

@@ -37,27 +37,21 @@ PAGE = replace(SMALL, shapes=QUICK.shapes, relations=(*RELATIONS,))
 RIGHT = {each.key for each in (*judge.FIRST.controls, *judge.SECOND.controls)}
 
 
-def agree(each, monkeypatch):
-    """The page fails a kernel where a check of pytest does, each by what it measures itself."""
+QUICKLY = ("fa2", "delta_forgotten", "noise", "p_truncated")
+ASKED = [each for at, each in enumerate(judge.EVERY) if at % 8 == 0 or each.key in QUICKLY]
+MARKED = [pytest.param(each, id=each.key, marks=[pytest.mark.slow] * (each.key not in QUICKLY)) for each in ASKED]
+
+
+@pytest.mark.parametrize("each", MARKED)
+def test_the_page_and_pytest_have_one_verdict(each, monkeypatch):
+    """The page fails a kernel where a check of pytest does, each by what it measures itself, in some ten seconds; `make
+    mutants` judges every kernel by the page's checks."""
     monkeypatch.setattr(checks, "PLAN", SMALL)
     failing = [name for name in CHECKS if result_of(name, each.name).passed is False]
     judgement = judge_kernel(each.name, examine(each.name, PAGE, beside=()))
     of_page = [(f.what, f.where) for f in judgement.findings if f.severity == Severity.FAILS]
     assert bool(failing) == (judgement.verdict == Verdict.FAILS), (each.key, failing, of_page)
     assert not failing or each.key not in RIGHT, (each.key, failing)
-
-
-@pytest.mark.parametrize("key", ["fa2", "delta_forgotten", "noise", "p_truncated"])
-def test_the_page_and_pytest_have_one_verdict(key, monkeypatch):
-    (each,) = (one for one in judge.EVERY if one.key == key)
-    agree(each, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("each", judge.EVERY[::8], ids=lambda each: each.key)
-def test_the_page_and_pytest_have_one_verdict_on_every_eighth_mutant_and_right_kernel(each, monkeypatch):
-    """Each takes some ten seconds; `make mutants` judges all of them by the page's checks."""
-    agree(each, monkeypatch)
 
 
 def test_every_check_of_the_page_but_remarks_is_one_of_pytest():

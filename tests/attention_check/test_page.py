@@ -3,6 +3,7 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
@@ -34,7 +35,7 @@ class Read(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.ids, self.links, self.alts, self.text, self.inside = set(), set(), [], "", []
+        self.ids, self.links, self.text, self.inside = set(), set(), "", []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
@@ -42,7 +43,6 @@ class Read(HTMLParser):
         self.inside.append(tag)
         self.ids |= {attrs["id"]} if "id" in attrs else set()
         self.links |= {attrs["href"]} if "href" in attrs else set()
-        self.alts += [attrs["alt"]] if tag == "img" else []
 
     def handle_data(self, data):
         if self.inside[-1:] != ["style"]:
@@ -52,7 +52,8 @@ class Read(HTMLParser):
 def test_every_finding_leads_to_the_picture_or_table_it_comes_from():
     judgement = Judgement("kernel", "mine", (ERROR, GRADIENTS, REPEATS))
     section = Section("lengths", "How far", tables.by_length(LENGTHS, "mine"))
-    read = Read(page(judgement, [section], dict(growth=_figure())))
+    read = Read(page(judgement, [section], dict(growth=plt.figure(figsize=(1, 1)))))
+    plt.close()
     assert read.links == {"#picture-growth", "#table-lengths"} and read.links <= {f"#{each}" for each in read.ids}
     own = Read(page(judgement, []))  # and where there is neither, no link leads nowhere
     assert own.links == set()
@@ -84,14 +85,6 @@ def test_like_findings_are_folded_the_gravest_first():
     assert (len(errors), len(more), len(seen), len(rest)) == (3, 2, 4, 0)  # one alone is not folded
     html = page(Judgement("kernel", "mine", (*many, *answers(9))), [])
     assert html.count("<details>") == 3 and "and 6 more like these" in html and "case 8" in html
-
-
-def _figure():
-    import matplotlib.pyplot as plt
-
-    figure, _ = plt.subplots(figsize=(1, 1))
-    plt.close(figure)
-    return figure
 
 
 def test_a_folder_is_not_named_as_a_page():

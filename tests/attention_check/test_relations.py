@@ -18,7 +18,6 @@ from attention_check.measure.relations.masks import MORE_QUERIES, WIDE
 from attention_check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
 from attention_check.measure.relations.values import P_BELOW, weights
 from attention_check.measure.tables import measure_shapes
-from attention_check.report.sentences import WORDINGS
 from attention_check.report.tables import by_relation
 from benchmarks import judge
 from benchmarks.mutants import masks
@@ -179,12 +178,9 @@ def test_a_right_kernel_keeps_every_relation(key, fmt):
     assert {row["outcome"] for row in asked} <= {"bitwise", "rounding"} or key == "masked_nan", rows
     assert bool(asked) == ((key, fmt) not in NOT_OF)
     if key == "masked_nan":  # 0 * NaN of hidden V is NaN
-        assert {row["case"] for row in rows if row["outcome"] == "breaks"} <= {
-            row["case"] for row in rows if "V" in row["case"]
-        }
-    assert all(
-        row["relation"] == key and row["number"] <= max(row["limit"], 0) or math.isnan(row["number"]) for row in rows
-    )
+        assert all("V" in row["case"] for row in rows if row["outcome"] == "breaks")
+    finite = [row for row in rows if not math.isnan(row["number"])]
+    assert all(row["relation"] == key and row["number"] <= max(row["limit"], 0) for row in finite)
 
 
 @pytest.mark.parametrize("key, fn, case", [(key, *BREAKERS[key]) for key in RELATIONS] + ALSO)
@@ -199,18 +195,9 @@ def test_a_log_sum_exp_to_base_2_and_dropped_gradients_of_it_are_conventions():
     assert rows.pop("log-sum-exp")["problem"] == "to base 2"
     assert {row["outcome"] for row in rows.values()} == {"rounding"}
 
-    class Dropped(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, L):
-            return L.clone()
-
-        @staticmethod
-        def backward(ctx, dL):
-            return factor * dL
-
     def kernel(q, k, v):
         o, L = attention(q, k, v, return_lse=True)
-        return o, Dropped.apply(L)
+        return o, Altered.apply(L, lambda dL: factor * dL)
 
     for factor, outcome in ((0, "convention"), (2, "breaks"), (1, "rounding")):  # noqa: B007
         assert [row["outcome"] for row in relate(kernel, "splits", "BF16", n=N)] == ["rounding"] * 3 + [outcome]
@@ -285,11 +272,8 @@ def test_a_quick_check_asks_for_gradients_of_shared_heads_and_another_scale(defe
 def test_log_sum_exps_of_low_scores_are_as_exact_as_fp32(key):
     (each,) = (one for one in judge.EVERY if one.key == key)
     for fmt in ("BF16", "FP32"):
-        assert {row["outcome"] for row in relate(each.kernel, "low_scores", fmt)} <= {
-            "bitwise",
-            "rounding",
-            "not_asked",
-        }
+        outcomes = {row["outcome"] for row in relate(each.kernel, "low_scores", fmt)}
+        assert outcomes <= {"bitwise", "rounding", "not_asked"}
 
 
 @pytest.mark.parametrize("key, what", [("hidden_rows_nan", "NaN"), ("hidden_rows_mean", "the mean of V")])
@@ -321,9 +305,7 @@ def test_the_block_that_a_gradient_is_summed_over_is_seen_from_outside(fmt):
         assert found[case]["outcome"] == "breaks"
         assert found[case]["problem"] == f"the sum is kept in {fmt} from one block of {block} to the next"
     (finding, _) = of_relations(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt))
-    sentence = next(WORDINGS[finding.what]([finding]))
-    assert finding.severity == Severity.REPORTED and sentence.number == "7.2 ulp off" and sentence.limit == "2"
-    assert "kept in" in sentence.text
+    assert finding.severity == Severity.REPORTED
     page = by_relation(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt)).set_index("case")
     assert not page.breaks.any() and page[fmt]["dV"] == "breaks: 7.2 of 2, not counted"
     wrong_factor = altered(**dict.fromkeys("qkv", lambda dx: 1.44 * dx))
@@ -414,18 +396,12 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
         row("sinks", "any scores", "not_asked"),
     ])  # fmt: skip
     found = {finding.where.get("relation", "all"): finding for finding in of_relations(table)}
-    severities = {key: finding.severity for key, finding in found.items()}
-    fails, notes = Severity.FAILS, Severity.REPORTED
-    assert severities == dict(
-        constant_values=fails, batch_invariance=notes, masked_nan=notes, strides=fails, all=notes
-    )  # fmt: skip
+    failing = {key for key, finding in found.items() if finding.severity == Severity.FAILS}
+    assert failing == {"constant_values", "strides"}
+    assert found.keys() - failing == {"batch_invariance", "masked_nan", "all"}
     worst = found["constant_values"]
     assert worst.where["case"] == "V of each feature" and (worst.number, worst.limit) == (0.04, 0.008)
     assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
-    words = {key: next(WORDINGS[f.what]([f])) for key, f in found.items()}
-    assert (words["constant_values"].number, words["constant_values"].limit) == ("0.04 apart", "0.008")
-    assert words["batch_invariance"].limit == ""  # within rounding: no limit is broken
-    assert "it returns a list (" in words["strides"].text and "4 of 7" in words["all"].text
     page = by_relation(table)
     assert len(page) == 7
     at = page.set_index("case").BF16

@@ -17,7 +17,7 @@ from attention_check.measure.tables import measure
 from attention_check.report.sentences import judgement_text
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.execution.sweep import sweep
-from fa_lib.numerics.formats import TF32, Format, round_to
+from fa_lib.numerics.formats import TF32, Format
 
 MODE = ("nearest_even", "nearest_away", "truncates")
 
@@ -114,16 +114,6 @@ def test_what_cannot_run_says_why():
     assert set(modes(kernel, BF16, head_dim=32)) == {("output", "BF16")}  # 1 / sqrt(32) is rounded itself
 
 
-def test_the_cast_of_this_file_is_a_cast():
-    """To nearest even as torch has it; truncation as the library has it."""
-    x = torch.randn(10_000) * 100
-    for fmt in (BF16, FP16, TF32):
-        assert (cast(x, fmt, "truncates").double() == round_to(x.double(), fmt, "toward_zero")).all()
-        assert (cast(x, fmt, "nearest_even").double() == fmt(x.double())).all()
-        tie = (1 + Format.of(fmt).unit_roundoff) * torch.ones(1)
-        assert cast(tie, fmt, "nearest_away") > 1 == cast(tie, fmt, "nearest_even")
-
-
 def rounding(what):
     """The table of a kernel that truncates P, or its output, or neither."""
 
@@ -153,9 +143,8 @@ def test_truncation_of_p_or_of_the_output_fails(what, of, right):
     failed = [f.where for f in found if f.severity == Severity.FAILS]
     assert failed == ([dict(what=of, mode="truncates", into=["BF16", "FP16"])] if what else [])
     assert judgement.passed == (what is None) and {f.where["what"] for f in found} == {"output", "probs"}
-    assert ("drop bits" in judgement_text(judgement)) == (what is not None) and "ties to even" in judgement_text(
-        judgement
-    )
+    text = judgement_text(judgement)
+    assert ("drop bits" in text) == (what is not None) and "ties to even" in text
 
 
 def test_a_low_carry_says_nothing_of_the_output_s_cast(right):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from in_a_folder import command
 
 import fa_lib
 from attention_check.measure.weights import weights
@@ -132,19 +133,15 @@ def test_values_come_in_blocks_of_any_width_and_from_a_kernel_of_its_own_names()
 
 
 def test_the_command_says_it_and_draws_a_picture(tmp_path):
-    from typer.testing import CliRunner
-
-    from fa_lib.commands.cli import app
-
     (tmp_path / "scaled.py").write_text(
         "from fa_lib.kernels import unfused\n"
         "def attention(q, k, v, causal=False):\n    return unfused(q, k, v, causal=causal, scale=0.15)\n"
     )
     asked = f"explain --kernel {tmp_path}/scaled.py:attention --causal --exit-code --out {tmp_path}".split()
-    result = CliRunner().invoke(app, [*asked, "--json", f"{tmp_path}/found.json"])
+    result = command(*asked, "--json", f"{tmp_path}/found.json")
     assert result.exit_code == 1, result.output
     assert "Scores are multiplied by 0.15, expected 0.125 (1.2 times)." in result.output
     assert (tmp_path / "scaled_attention_weights.png").stat().st_size > 20_000
     assert json.loads((tmp_path / "found.json").read_text())["differs"]
     for refused in (["explain"], ["explain", "a.npz", "--gpu", "H100"], [*asked, "--layout", "bshd"]):
-        assert CliRunner().invoke(app, refused).exit_code == 2
+        assert command(*refused).exit_code == 2

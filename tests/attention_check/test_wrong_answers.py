@@ -6,8 +6,9 @@ from functools import partial
 import pandas as pd
 import pytest
 import torch
+from in_a_folder import command
+from own_kernels import own_name
 from test_relations import attention
-from typer.testing import CliRunner
 
 from attention_check.adapters import READINGS
 from attention_check.commands import reports
@@ -22,7 +23,6 @@ from attention_check.report.labels import NOTES, noted
 from attention_check.report.sentences import headline, judgement_text
 from benchmarks.mutants.gradients import Altered
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import BF16
 
@@ -89,23 +89,19 @@ OPTIONS = {  # what is asked -> a kernel that takes it and does something else, 
     "causal": (lambda q, k, v, causal=False: attention(q, k, v), "causal_none"),
     "gqa": (modulo_heads, "heads_interleaved"),
     "fewer_queries": (over_queries, "softmax_over_queries"),
-    "sinks_gradient": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), ""),
+    "sinks_gradient": (lambda q, k, v, sinks=None: attention(
+        q, k, v, sinks=None if sinks is None else sinks.detach() + 0 * sinks), ""),
     "v_dim_128": (
         lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "factor=2"),
-    "head_dim": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "roles_first_64+scale_one"),
+    "head_dim": (lambda q, k, v: attention(
+        q[..., :64], k[..., :64], v, scale=1.0 if q.shape[-1] == 72 else None), "roles_first_64+scale_one"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("asked", OPTIONS)
 def test_an_option_that_is_not_what_it_says_is_recognised(asked, monkeypatch):
     few(monkeypatch, "sinks" if asked == "sinks_gradient" else asked)
-    fn, note = OPTIONS[asked]
-    if asked == "sinks_gradient":  # the kernel takes sinks where they are given, and lets their gradient go
-        kernel = lambda q, k, v, sinks=None: attention(q, k, v) if sinks is None else fn(q, k, v, sinks)  # noqa: E731
-    elif asked == "head_dim":
-        kernel = lambda q, k, v: fn(q, k, v) if q.shape[-1] == 72 else attention(q, k, v)  # noqa: E731
-    else:
-        kernel = fn
+    kernel, note = OPTIONS[asked]
     rows = {row["asked"]: row for row in contract(kernel) if row["dim"] in (0, 72)}
     assert rows["BF16"]["outcome"] == "answered"
     assert (rows[asked]["outcome"], rows[asked]["note"]) == ("wrong", note)
@@ -144,6 +140,7 @@ def test_a_kernel_that_takes_the_number_of_keys_from_q_is_told_so(monkeypatch):
 def test_a_right_kernel_has_every_option_that_it_takes(own):
     rows = {row["asked"]: row for row in contract(partial(attention, wrong={own}))}
     assert {asked for asked, row in rows.items() if row["outcome"] != "answered"} == {"softcap"}
+    assert {"gqa_sinks", "gqa_one_query_decoding", "window_first"} <= rows.keys()
     noted = {asked for asked, row in rows.items() if row["note"]}
     assert ({"causal_one_query", "window_first"} <= noted if own else not noted) and "sinks_gradient" in rows
 
@@ -156,15 +153,8 @@ def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, 
     assert {row["outcome"] for row in rows} == {"answered"} and pairs <= {row["asked"] for row in rows}
 
 
-@pytest.fixture
-def registered():
-    name = "of the other layout"
-    if name not in kernels.available():
-        kernels.register(name, reads_bshd)
-    return name
-
-
-def test_a_kernel_of_the_other_layout_is_told_so(registered):
+def test_a_kernel_of_the_other_layout_is_told_so():
+    registered = own_name("of the other layout", reads_bshd)
     asked = pd.DataFrame(contract(registered))
     told = judge_kernel(registered, Measurements(asked=asked))
     assert told.verdict == Verdict.FAILS
@@ -214,10 +204,7 @@ def test_what_is_not_attention_under_any_convention_is_adapted_to_none(monkeypat
 
 def test_a_scale_that_cannot_be_undone_exactly_is_refused():
     q, k, v = torch.randn(3, 1, 2, 8, 32)
-    fixed, takes = (
-        READINGS["scale_one"](lambda q, k, v: attention(q, k, v, scale=1.0)),
-        READINGS["scale_one"](scale_one),
-    )
+    fixed, takes = map(READINGS["scale_one"], (lambda q, k, v: attention(q, k, v, scale=1.0), scale_one))
     with pytest.raises(NotImplementedError, match="without rounding Q, at head_dim 32"):
         fixed(q, k, v)
     assert torch.equal(takes(q, k, v), attention(q, k, v))
@@ -246,5 +233,5 @@ def test_a_name_with_a_layout():
         kernels.get("flash@sbhd")
     with pytest.raises(ValueError, match="kernel: got 'none'"):
         kernels.get("none@bshd")
-    ran = CliRunner().invoke(app, ["check", "kernel", "flash", "--layout", "hsbd"])
+    ran = command("check", "kernel", "flash", "--layout", "hsbd")
     assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd, varlen, paged" in ran.output

@@ -62,9 +62,8 @@ def test_torch_keeps_the_sum_of_dv_in_bf16():
     for tensor in ("dk", "dv"):
         kernel, emulated, changed = (rows.loc[(tensor, who)] for who in ("kernel", "emulated", "changed"))
         assert emulated.alike > 0.98 and emulated.same > 0.9 and changed.alike < 0.6 and changed.same < 0.7
-        assert (
-            kernel.relative == pytest.approx(emulated.relative, rel=0.02) and kernel.relative > 1.5 * changed.relative
-        )
+        assert kernel.relative == pytest.approx(emulated.relative, rel=0.02)
+        assert kernel.relative > 1.5 * changed.relative
     assert (kernel.alike, kernel.same) == (pytest.approx(1), 1)
 
 

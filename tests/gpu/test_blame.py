@@ -4,13 +4,12 @@ import re
 
 import pytest
 import torch
+from in_a_folder import command
 from triton_kernels import coarse_accumulator, coarse_row_sum, coarse_scores, exact_inside, in_parts
-from typer.testing import CliRunner
 
 from attention_check.gpu.blame import blame, source_text, what_if
 from benchmarks.blamed import fa2_forward
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import FP16, FP32
@@ -92,13 +91,13 @@ def test_the_shares_of_flash_attention_2_are_the_theorys(distribution, values):
 def test_the_command_prints_the_lines_and_writes_a_page(tmp_path):
     out = tmp_path / "page.html"
     words = ["blame", MINE, "-n", "64", "--what-if", "38=exact,41=exact", "--out", str(out)]
-    result = CliRunner().invoke(app, words)
+    result = command(*words)
     assert result.exit_code == 0, result.output
     assert re.search(r"\d+ %    0\.\d\d     1\.00  triton_attention\.py:41\n +tl\.store", result.output)
     assert re.search(r"With line 38 exact and line 41 exact: \d\S*e-05 times", result.output)
     page = out.read_text()
     assert "Which line loses the digits?" in page and "tl.dot(p.to(v.dtype), v)" in page
-    refused = CliRunner().invoke(app, ["blame", MINE, "-n", "64", "--what-if", "5=FP32"])
+    refused = command("blame", MINE, "-n", "64", "--what-if", "5=FP32")
     assert refused.exit_code == 2 and "accepted are lines with errors: 27, " in refused.output
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from in_a_folder import command
 
 from attention_check.gpu.blame import blame
 from attention_check.measure.capability import RACES
@@ -10,7 +10,6 @@ from attention_check.measure.contract import _Asker
 from attention_check.testing import assert_attention_close
 from examples.cuda_attention import attention, kernel
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP16, Format
@@ -58,8 +57,8 @@ def test_it_passes():
     checks = [
         word for name in ("rule_97", "causality", "answer_causal_one", "masked_nan") for word in ("--check", name)
     ]
-    command = ["check", "kernel", "examples/cuda_attention.py:attention", "--gpu", "A100", *checks, "--exit-code"]
-    done = CliRunner().invoke(app, command, prog_name="fa-lib")
+    words = ["check", "kernel", "examples/cuda_attention.py:attention", "--gpu", "A100", *checks, "--exit-code"]
+    done = command(*words)
     assert done.exit_code == 0, done.output
 
 

@@ -3,10 +3,9 @@
 `make test-gpu` asks a few of them; FULL=1 all, which fetches some 400 MB of archives and has nvcc compile for minutes.
 """
 
-import importlib.util
-
 import pytest
 import torch
+from test_find_pages import changed
 
 from attention_gallery.caches import QUANTISED_INPUTS, over_bits
 from attention_gallery.catalogue import MODELLED
@@ -98,14 +97,8 @@ def test_a_constant_value_makes_lmdeploys_cache_nan_and_one_line_mends_it(monkey
     assert (torch.isnan(-v.float().amin(-1) / span)[0, 0] == (torch.arange(64) == 7)).all()
 
     file = unpacked(lmdeploy.LMDEPLOY) / lmdeploy.FOLDER / "fill_kv_cache.py"
-    text, line = file.read_text(), "scales = (val_max - val_min) / 255"
-    assert text.count(line) == 1
-    mended = text.replace(line, "scales = tl.where(val_max > val_min, (val_max - val_min) / 255, 1.0)")
-    changed = tmp_path / "changed_fill_kv_cache.py"
-    changed.write_text(mended.replace("from .", "from lmdeploy.pytorch.kernels.cuda."))
-    spec = importlib.util.spec_from_file_location("lmdeploy.pytorch.kernels.cuda.changed", changed)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(lmdeploy._imported(), "fill_kv_cache", module)
+    line, where = "scales = (val_max - val_min) / 255", ("from .", "from lmdeploy.pytorch.kernels.cuda.")
+    mended = changed(file, tmp_path, (line, f"scales = tl.where(val_max > val_min, {line[9:]}, 1.0)"), where)
+    monkeypatch.setattr(lmdeploy._imported(), "fill_kv_cache", mended)
     golden = kernels.golden(q, k, v, inputs=BF16)
     assert (kernel(q, k, v).double() - golden).abs().max() < 0.02

@@ -47,12 +47,7 @@ def test_launches_and_their_troubles_come_across_the_border(kernel):
             kernel(X, X, X, what=what)
     found = kernel.launches().set_index("kernel")
     assert found.launches.to_dict() == {"in_shared": 1, "first_half": 2, "at_least": 2, "behind": 1}
-    assert found.access.to_dict() == {
-        "in_shared": False,
-        "first_half": False,
-        "at_least": False,
-        "behind": "kernels.cu:14",
-    }
+    assert found.access.to_dict() == dict(in_shared=False, first_half=False, at_least=False, behind="kernels.cu:14")
     assert found.unwritten["at_least"] == "kernels.cu:25" and found.unwritten["first_half"] is False
     assert found.failed["in_shared"].startswith("asks for 50,000 bytes of shared memory; it may have 49,152 without")
     row = found.loc["in_shared"]

@@ -3,9 +3,7 @@
 import sys
 
 import pytest
-from typer.testing import CliRunner
-
-from fa_lib.commands.cli import app
+from in_a_folder import command
 
 KERNEL = '''
 import torch
@@ -46,9 +44,9 @@ def test_a_weak_test_lets_a_change_survive(values, survivors, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_kernel.py").write_text(KERNEL)
     (tmp_path / "test_my.py").write_text(TEST.format(values=values))
-    command = ["dev", "mutate", "my_kernel.py:larger", "--gpu", "H100", "--"]
-    command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my.py"]
-    done = CliRunner().invoke(app, command, prog_name="fa-lib")
+    words = ["dev", "mutate", "my_kernel.py:larger", "--gpu", "H100", "--"]
+    words += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my.py"]
+    done = command(*words)
     assert done.exit_code == 0, done.output
     first, *found = done.output.strip().split("\n\n")
     assert first == (
@@ -60,6 +58,6 @@ def test_a_weak_test_lets_a_change_survive(values, survivors, tmp_path, monkeypa
 def test_tests_that_fail_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_kernel.py").write_text(KERNEL)
-    command = ["dev", "mutate", "my_kernel.py:larger", "--", sys.executable, "-c", "raise SystemExit(1)"]
-    done = CliRunner().invoke(app, command, prog_name="fa-lib")
+    words = ["dev", "mutate", "my_kernel.py:larger", "--", sys.executable, "-c", "raise SystemExit(1)"]
+    done = command(*words)
     assert done.exit_code == 2 and "fail with the unchanged kernel" in done.output

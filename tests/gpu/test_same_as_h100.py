@@ -15,19 +15,9 @@ QUICK = [  # whose kernels other tests compile, too, or Triton in a second
 ]  # fmt: skip
 
 
-def compare(call):
+@pytest.mark.parametrize("call", [key if key in QUICK else pytest.param(key, marks=pytest.mark.full) for key in CALLS])
+def test_a_kernel_leaves_an_h100s_bytes(call):
     due = ON_GPU.query("call == @call")
     both = due.merge(left_in_memory(call), on=["call", "launch", "memory"], how="left", suffixes=("_gpu", ""))
     assert len(both) == len(due) > 0
     assert both[both.sha != both.sha_gpu].empty
-
-
-@pytest.mark.parametrize("call", QUICK)
-def test_a_kernel_leaves_an_h100s_bytes(call):
-    compare(call)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("call", [key for key in CALLS if key not in QUICK])
-def test_so_do_all_others(call):
-    compare(call)

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
+from in_a_folder import command
 from triton import runtime
 from triton_kernels import doubled
-from typer.testing import CliRunner
 
 from attention_check.explain.compare import ComparisonInputs, compare
 from attention_check.testing import assert_attention_close
 from examples.triton_attention import attention
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
@@ -95,6 +94,6 @@ def test_check_kernel_judges_them_in_a_process_of_their_own(kernel, check, fails
     changes what is seen."""
     monkeypatch.setenv("PYTHONPATH", "tests/gpu")
     words = ["check", "kernel", kernel, "--gpu", "H100", "--check", check, "--exit-code"]
-    done = CliRunner().invoke(app, words, prog_name="fa-lib")
+    done = command(*words)
     assert done.exit_code == fails, done.output
     assert f"{check}: {'FAILS' if fails else 'passes'}" in done.stdout, done.stdout

@@ -12,26 +12,6 @@ def doubled(x, y, n, block: tl.constexpr):
     tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 
 
-@triton.jit
-def carrying(Q, K, V, O, n_q, n, D: tl.constexpr, block: tl.constexpr):
-    """Attention whose accumulator is rounded to O's type after every tile; n_q and n are multiples of block."""
-    head, row, column = tl.program_id(1), tl.arange(0, block), tl.arange(0, D)
-    q = tl.load(Q + head * n_q * D + (tl.program_id(0) * block + row)[:, None] * D + column[None, :])
-    m, l = tl.full([block], float("-inf"), tl.float32), tl.zeros([block], tl.float32)
-    o = tl.zeros([block, D], tl.float32)
-    for first in range(0, n, block):
-        place = head * n * D + (first + row)[:, None] * D + column[None, :]
-        s = tl.dot(q, tl.trans(tl.load(K + place))) * (1.4426950408889634 * 0.125)
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p, a = tl.exp2(s - m_new[:, None]), tl.exp2(m - m_new)
-        l = l * a + tl.sum(p, 1)
-        o = o * a[:, None] + tl.dot(p.to(q.dtype), tl.load(V + place))
-        o = o.to(q.dtype).to(tl.float32)
-        m = m_new
-    place = head * n_q * D + (tl.program_id(0) * block + row)[:, None] * D + column[None, :]
-    tl.store(O + place, (o / l[:, None]).to(q.dtype))
-
-
 def carries_16_bits(q, k, v):
     """It believes that it is on a GPU, as many do."""
     assert q.is_cuda and q.device.type == "cuda", "tensors on a GPU are needed"
@@ -43,7 +23,8 @@ def carries_16_bits(q, k, v):
     q = torch.nn.functional.pad(q, (0, 0, 0, -n_q % 64)).contiguous()
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     with torch.cuda.device(q.device):
-        carrying[(q.shape[2] // 64, batch * heads)](q, k.contiguous(), v.contiguous(), o, q.shape[2], n, d, 64)
+        grid, inputs = (q.shape[2] // 64, batch * heads), (q, k.contiguous(), v.contiguous())
+        flash_with_a_coarse_step[grid](*inputs, o, q.shape[2], n, d, 64, 3)
     return o[:, :, :n_q]
 
 
@@ -78,14 +59,16 @@ def product(q, k, v):
 
 
 @triton.jit
-def flash_with_a_coarse_step(Q, K, V, O, n, D: tl.constexpr, block: tl.constexpr, STEP: tl.constexpr):
-    """Attention of `block` queries, in FP32 but for P, O and the step STEP: 1 scores, 2 row sum, 3 accumulator."""
-    row, column = tl.arange(0, block), tl.arange(0, D)
-    q = tl.load(Q + row[:, None] * D + column[None, :])
+def flash_with_a_coarse_step(Q, K, V, O, n_q, n, D: tl.constexpr, block: tl.constexpr, STEP: tl.constexpr):
+    """Attention in FP32 but for P, O and the step STEP: 1 scores, 2 row sum, 3 accumulator; n_q and n are multiples of
+    block."""
+    head, key, column = tl.program_id(1), tl.arange(0, block), tl.arange(0, D)
+    row = tl.program_id(0) * block + key
+    q = tl.load(Q + head * n_q * D + row[:, None] * D + column[None, :])
     m, l = tl.full([block], float("-inf"), tl.float32), tl.zeros([block], tl.float32)
     o = tl.zeros([block, D], tl.float32)
     for first in range(0, n, block):
-        place = (first + row)[:, None] * D + column[None, :]
+        place = head * n * D + (first + key)[:, None] * D + column[None, :]
         s = tl.dot(q, tl.trans(tl.load(K + place))) * (1.4426950408889634 * 0.125)
         if STEP == 1:
             s = s.to(q.dtype).to(tl.float32)  # the coarse scores
@@ -98,13 +81,13 @@ def flash_with_a_coarse_step(Q, K, V, O, n, D: tl.constexpr, block: tl.constexpr
         if STEP == 3:
             o = o.to(q.dtype).to(tl.float32)  # the coarse accumulator
         m = m_new
-    tl.store(O + row[:, None] * D + column[None, :], (o / l[:, None]).to(q.dtype))
+    tl.store(O + head * n_q * D + row[:, None] * D + column[None, :], (o / l[:, None]).to(q.dtype))
 
 
 def _with_step(step):
     def attention(q, k, v):
         o = torch.empty_like(q)
-        flash_with_a_coarse_step[(1,)](q, k, v, o, k.shape[2], 64, 64, step)
+        flash_with_a_coarse_step[(1,)](q, k, v, o, q.shape[2], k.shape[2], 64, 64, step)
         return o
 
     return attention

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from small_ptx import kernel
+from small_ptx import elementwise
 
 from ptx_machine.device import GPU
 
@@ -21,13 +21,8 @@ MOST = {  # of PTX's text, for the arguments below: (units in the last place, re
 
 
 def run(instruction, x, gpu, machine=True):
-    body = (
-        "mov.u32 %r1, %tid.x; mul.wide.u32 %d2, %r1, 4; add.s64 %d3, %d0, %d2; add.s64 %d4, %d1, %d2;"
-        f"ld.global.f32 %f1, [%d3]; {instruction} %f2, %f1; st.global.f32 [%d4], %f2;"
-    )
-    out = torch.zeros_like(x)
-    kernel(body, gpu=gpu, compiled=machine)((1,), (x.numel(),), 0, x, out)
-    return out
+    words = instruction if "{" in instruction else f"{instruction} {{out}}, {{0}}"
+    return torch.from_numpy(elementwise(words, [x.numpy()], np.float32, gpu, machine, threads=x.numel()))
 
 
 @pytest.mark.parametrize("instruction", TRUTH)
@@ -51,7 +46,7 @@ def test_they_stay_within_their_bound_use_it_and_are_functions_of_their_operand(
 def test_a_quotient_that_is_joined_to_a_sum_is_off_as_the_quotient_is():
     """2 - 2 / x: the sum is exact, so that the quotient's error is all of it."""
     x = torch.rand(512, generator=torch.Generator().manual_seed(1)) + 1
-    joined = "mov.f32 %f4, 0f40000000; div.full.f32 %f3, %f4, %f1; sub.f32 %f1, %f4, %f3; mov.f32"
+    joined = "mov.f32 %f4, 0f40000000; div.full.f32 %f3, %f4, {0}; sub.f32 {out}, %f4, %f3"
     for gpu in ("A100~1", "A100~2"):
         found = run(joined, x, gpu)
         off = (found.double() - (2 - 2 / x.double())).abs() / 2.0**-23  # ulp of a quotient in [1, 2)

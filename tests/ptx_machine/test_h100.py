@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from small_ptx import kernel
+from small_ptx import elementwise
 
 from fa_lib.numerics.tensor_cores import TensorCore
 from ptx_machine import Kernel, Structure
@@ -41,18 +41,8 @@ def sampled_operands(count):
 
 def ran(words, operands, compiled, gpu="H100"):
     """An instruction on the machine: bits of its results, uint32 (n,), n a multiple of THREADS."""
-    names = ("%f1", "%f2")[: len(operands)]
-    loads = "".join(f"add.s64 %d11, %d{i}, %d10; ld.global.f32 {x}, [%d11];" for i, x in enumerate(names))
-    body = (
-        "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r1, %r2, %r3, %r1;"
-        f"mul.wide.u32 %d10, %r1, 4; {loads} {words} %f9, {', '.join(names)};"
-        f"add.s64 %d12, %d{len(operands)}, %d10; st.global.f32 [%d12], %f9;"
-    )
-    tensors = [torch.from_numpy(x.copy()) for x in operands]
-    out = torch.zeros_like(tensors[0])
-    one = kernel(body, pointers=[*"abc"[: len(operands)], "out"], gpu=gpu, compiled=compiled)
-    one((out.numel() // THREADS,), (THREADS,), 0, *tensors, out)
-    return out.numpy().view(np.uint32)
+    places = ", ".join(f"{{{i}}}" for i in range(len(operands)))
+    return elementwise(f"{words} {{out}}, {places}", operands, np.uint32, gpu, compiled, THREADS)
 
 
 @pytest.mark.parametrize("key", WORDS)
@@ -82,15 +72,9 @@ def test_powers_of_two_are_exact_at_whole_numbers():
 def test_functions_of_16_bits_have_its_bits_and_are_near_the_exact_ones(name, kind):
     """Every operand's result was recorded."""
     every = np.arange(1 << 16, dtype=np.uint16)
-    out = torch.zeros(1 << 16, dtype=torch.int16)
     words = f"{name}.approx{'.ftz' if (name, kind) == ('ex2', 'bf16') else ''}.{kind}"
-    body = (
-        "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r1, %r2, %r3, %r1;"
-        "mul.wide.u32 %d10, %r1, 2; add.s64 %d11, %d0, %d10; ld.global.b16 %h1, [%d11];"
-        f"{words} %h2, %h1; add.s64 %d12, %d1, %d10; st.global.b16 [%d12], %h2;"
-    )
-    kernel(body, gpu="H100")((128,), (THREADS,), 0, torch.from_numpy(every.view(np.int16)), out)
-    assert np.array_equal(out.numpy().view(np.uint16), short(f"{name}_{kind}"))
+    out = elementwise(f"{words} {{out}}, {{0}}", [every], np.uint16, "H100", threads=THREADS)
+    assert np.array_equal(out, short(f"{name}_{kind}"))
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).double()
     found = torch.from_numpy(short(f"{name}_{kind}").view(np.int16)).view(dtype).double()

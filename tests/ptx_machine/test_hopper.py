@@ -2,6 +2,8 @@
 copies boxes with their swizzle; the products read them by their descriptors, which a different rule of PTX describes:
 so each checks the other. Blackwell's products are FlashAttention-4's, in tests/gpu/test_flash_attn_4.py."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import small_ptx
@@ -16,17 +18,8 @@ from ptx_machine.shared_matrices import Descriptor, places
 from ptx_machine.tensor_maps import tensor_map
 
 pytestmark = pytest.mark.usefixtures("machine")
-HEAD = """.version 8.8
-.target sm_100a
-.address_size 64
-.extern .shared .align 1024 .b8 memory[];
-.visible .entry small({parameters})
-{{
-.reg .pred %p<9>; .reg .b32 %r<99>; .reg .b64 %d<33>; .reg .f32 %f<9>;
-{body}
-ret;
-}}
-"""
+SHARED = ".extern .shared .align 1024 .b8 memory[];"
+HEAD = partial(small_ptx.HEAD.format, target="sm_100a", name="small", outside=SHARED, inside="")
 BEGIN = """
 mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0; mov.b32 %r0, memory;
 @%p1 mbarrier.init.shared.b64 [%r0], 1; bar.sync 0;
@@ -41,7 +34,7 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d9, {{{x},
 
 def made(body, maps=0, pointers=(), gpu="H100"):
     parameters = [*(f".param .align 64 .b8 map{i}[128]" for i in range(maps)), *(f".param .u64 {p}" for p in pointers)]
-    text = HEAD.format(parameters=", ".join(parameters), body=body)
+    text = HEAD(parameters=", ".join(parameters), body=body)
     return Kernel(text, gpu=gpu, compiled=small_ptx.COMPILED[0])
 
 
@@ -200,7 +193,7 @@ def wgmma(kinds, n, signs, turned, in_registers, A, B, compiled):
     ld.param.u64 %d2, [out]; mul.wide.u32 %d3, %r1, {4 * count}; add.s64 %d2, %d2, %d3;
     {" ".join(f"st.global.b32 [%d2+{4 * i}], {each};" for i, each in enumerate(d))}"""  # fmt: skip
     memory, out = torch.cat([A, B]), torch.zeros(128, count, dtype=torch.int32)
-    text = HEAD.format(parameters=".param .u64 x, .param .u64 out", body=body)
+    text = HEAD(parameters=".param .u64 x, .param .u64 out", body=body)
     launched = Kernel(text, gpu="H100", compiled=compiled)
     assert not compiled or not [each for each in launched.native.left if each.startswith("wgmma")]
     launched((1,), (128,), 8192, memory, out)
@@ -253,7 +246,7 @@ def test_what_is_not_modelled_is_refused_before_anything_runs(gpu, words, reason
 
 
 def test_races_are_not_looked_for_where_copies_run_beside_threads():
-    text = HEAD.format(parameters=".param .align 64 .b8 map0[128]", body=box_of(0) + LOAD.format(to="%r0", x=0, y=0))
+    text = HEAD(parameters=".param .align 64 .b8 map0[128]", body=box_of(0) + LOAD.format(to="%r0", x=0, y=0))
     with pytest.raises(ValueError, match="races"):
         Kernel(text, gpu="H100", races=True)
 

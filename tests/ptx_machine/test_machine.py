@@ -21,6 +21,13 @@ def numbers(count, dtype=torch.int32):
     return torch.zeros(count, dtype=dtype)
 
 
+def ran(body, count=32, **more):
+    """What each of `count` threads writes to its own place, [%d8]."""
+    out = numbers(count)
+    kernel(EACH.format(0) + body, ["out"], **more)((1,), (count,), 0, out)
+    return out.tolist()
+
+
 def test_threads_part_and_meet_again():
     """Each lane goes round as often as its number says; behind the loop all are together again."""
     body = EACH.format(0) + """
@@ -35,57 +42,45 @@ def test_threads_part_and_meet_again():
 
 
 def test_a_guarded_end_ends_some():
-    out = numbers(32)
-    kernel(EACH.format(0) + "setp.gt.u32 %p1, %r1, 20; @%p1 exit; st.global.u32 [%d8], 7;", ["out"])(
-        (1,), (32,), 0, out
-    )
-    assert out.tolist() == [7] * 21 + [0] * 11
+    assert ran("setp.gt.u32 %p1, %r1, 20; @%p1 exit; st.global.u32 [%d8], 7;") == [7] * 21 + [0] * 11
 
 
 def test_a_branch_by_table():
-    body = EACH.format(0) + """
+    body = """
     and.b32 %r2, %r1, 3; WHERE: .branchtargets A, B, C, B; brx.idx %r2, WHERE;
     A: mov.u32 %r3, 10; bra END; B: mov.u32 %r3, 20; bra END; C: mov.u32 %r3, 30;
-    END: st.global.u32 [%d8], %r3;"""  # fmt: skip
-    out = numbers(32)
-    kernel(body, ["out"])((1,), (32,), 0, out)
-    assert out[:8].tolist() == [10, 20, 30, 20] * 2
+    END: st.global.u32 [%d8], %r3;"""
+    assert ran(body)[:8] == [10, 20, 30, 20] * 2
 
 
 def test_warps_meet_at_barriers():
     """Each thread reads what a thread of another warp wrote before the barrier."""
-    body = EACH.format(0) + """
+    body = """
     mov.u32 %r9, memory; shl.b32 %r2, %r1, 2; add.u32 %r2, %r9, %r2; st.shared.u32 [%r2], %r1;
     bar.sync 0; sub.u32 %r3, 95, %r1; shl.b32 %r3, %r3, 2; add.u32 %r3, %r9, %r3; ld.shared.u32 %r4, [%r3];
-    st.global.u32 [%d8], %r4;
-    """  # fmt: skip
-    out = numbers(96)
-    kernel(body, ["out"], inside=".shared .align 4 .b8 memory[384];")((1,), (96,), 0, out)
-    assert out.tolist() == [*reversed(range(96))]
+    st.global.u32 [%d8], %r4;"""
+    assert ran(body, 96, inside=".shared .align 4 .b8 memory[384];") == [*reversed(range(96))]
 
 
 def test_a_barrier_of_some_warps_and_one_that_nobody_waits_at():
     """Warp 0 writes and arrives; warp 1 waits for it; warp 2 has ended. Then a barrier of those who are left."""
-    body = EACH.format(0) + """
+    body = """
     shr.u32 %r2, %r1, 5; setp.eq.u32 %p1, %r2, 2; @%p1 exit; setp.eq.u32 %p2, %r2, 0; mov.u32 %r5, 0;
     @%p2 st.shared.u32 [memory], 5; @%p2 bar.arrive 3, 64; @!%p2 bar.sync 3, 64; @!%p2 ld.shared.u32 %r5, [memory];
-    bar.sync 0; st.global.u32 [%d8], %r5;"""  # fmt: skip
-    out = numbers(96)
-    kernel(body, ["out"], inside=".shared .align 4 .b8 memory[4];")((1,), (96,), 0, out)
-    assert out.reshape(3, 32).unique(dim=1).flatten().tolist() == [0, 5, 0]
+    bar.sync 0; st.global.u32 [%d8], %r5;"""
+    assert ran(body, 96, inside=".shared .align 4 .b8 memory[4];") == [0] * 32 + [5] * 32 + [0] * 32
 
 
 def test_an_mbarrier_lets_a_waiting_warp_go_on():
     """Warp 0, whose code stands first, waits in a loop for 32 arrivals of warp 1."""
-    body = EACH.format(0) + """
+    body = """
     setp.ne.u32 %p3, %r1, 0; @!%p3 mbarrier.init.shared.b64 [bar], 32; bar.sync 0;
     shr.u32 %r2, %r1, 5; setp.eq.u32 %p1, %r2, 1; mov.u32 %r5, 1; @%p1 bra ARRIVE;
     WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [bar], 0; @!%p2 bra WAIT; ld.shared.u32 %r5, [memory]; bra END;
     ARRIVE: st.shared.u32 [memory], 9; mbarrier.arrive.shared.b64 %d7, [bar];
-    END: st.global.u32 [%d8], %r5;"""  # fmt: skip
-    out = numbers(64)
-    kernel(body, ["out"], inside=".shared .align 8 .b8 bar[8]; .shared .align 4 .b8 memory[4];")((1,), (64,), 0, out)
-    assert out.tolist() == [9] * 32 + [1] * 32
+    END: st.global.u32 [%d8], %r5;"""
+    inside = ".shared .align 8 .b8 bar[8]; .shared .align 4 .b8 memory[4];"
+    assert ran(body, 64, inside=inside) == [9] * 32 + [1] * 32
 
 
 @pytest.mark.parametrize("mode, by, clamp, other", [
@@ -94,13 +89,11 @@ def test_an_mbarrier_lets_a_waiting_warp_go_on():
     ("down", 2, 0x181F, lambda i: i + 2 if i % 8 < 6 else i),  # in segments of 8
 ])  # fmt: skip
 def test_shuffles(mode, by, clamp, other):
-    body = EACH.format(0) + f"""
+    body = f"""
     mul.lo.u32 %r2, %r1, %r1; shfl.sync.{mode}.b32 %r3|%p1, %r2, {by}, {clamp}, -1; selp.u32 %r4, 10000, 0, %p1;
-    add.u32 %r3, %r3, %r4; st.global.u32 [%d8], %r3;"""  # fmt: skip
-    out = numbers(32)
-    kernel(body, ["out"])((1,), (32,), 0, out)
+    add.u32 %r3, %r3, %r4; st.global.u32 [%d8], %r3;"""
     inside = [other(i) != i or mode == "idx" or (mode == "bfly") for i in range(32)]
-    assert out.tolist() == [other(i) ** 2 + 10000 * ok for i, ok in enumerate(inside)]
+    assert ran(body) == [other(i) ** 2 + 10000 * ok for i, ok in enumerate(inside)]
 
 
 def test_votes_and_reductions():
@@ -116,13 +109,11 @@ def test_votes_and_reductions():
 
 def test_lanes_that_shuffle_wait_for_those_that_came_another_way():
     """Even lanes come to it first: the others go by way of code that stands behind it."""
-    body = EACH.format(0) + """
+    body = """
     and.b32 %r2, %r1, 1; setp.eq.u32 %p1, %r2, 0; @!%p1 bra FAR; add.u32 %r1, %r1, 200;
     MEET: shfl.sync.bfly.b32 %r3, %r1, 1, 31, -1; st.global.u32 [%d8], %r3; bra END;
-    FAR: add.u32 %r1, %r1, 100; bra MEET; END:"""  # fmt: skip
-    out = numbers(32)
-    kernel(body, ["out"])((1,), (32,), 0, out)
-    assert out.tolist() == [(i ^ 1) + (100 if i % 2 == 0 else 200) for i in range(32)]
+    FAR: add.u32 %r1, %r1, 100; bra MEET; END:"""
+    assert ran(body) == [(i ^ 1) + (100 if i % 2 == 0 else 200) for i in range(32)]
 
 
 def test_matrices_come_as_rows_and_as_columns():
@@ -156,10 +147,8 @@ def test_copies_fill_with_zeros_and_generic_addresses_find_their_memory():
 
 
 def test_local_memory_is_each_threads_own():
-    body = EACH.format(0) + "st.local.u32 [own+4], %r1; ld.local.u32 %r2, [own+4]; st.global.u32 [%d8], %r2;"
-    out = numbers(64)
-    kernel(body, ["out"], inside=".local .align 4 .b8 own[8];")((1,), (64,), 0, out)
-    assert out.tolist() == [*range(64)]
+    body = "st.local.u32 [own+4], %r1; ld.local.u32 %r2, [own+4]; st.global.u32 [%d8], %r2;"
+    assert ran(body, 64, inside=".local .align 4 .b8 own[8];") == [*range(64)]
 
 
 def test_atomics_have_an_order():
@@ -255,17 +244,15 @@ LOAD = EACH.format(0) + "ld.global.u32 %r2, [%d8{0}]; st.global.u32 [%d1], %r2;"
 def test_what_a_kernel_may_not_do_is_a_fault_with_its_place(body, reason):
     x, out = numbers(32), numbers(32)
     small = kernel(".loc 1 77 3\n" + body, inside=".shared .align 16 .b8 memory[64];", outside='.file 1 "my_kernel.cu"')
-    with pytest.raises(
-        Fault, match=rf"small: my_kernel.cu, line 77 \(line \d+ of its PTX\): .*block \(0, 0, 0\), .*{reason}"
-    ):
+    place = r"small: my_kernel.cu, line 77 \(line \d+ of its PTX\): .*block \(0, 0, 0\)"
+    with pytest.raises(Fault, match=f"{place}, .*{reason}"):
         small((1,), (32,), 0, x, out)
 
 
 def test_what_is_never_written_can_hold_something():
     out = numbers(1)
-    small = kernel(
-        "ld.shared.u32 %r2, [memory]; st.global.u32 [%d0], %r2;", ["out"], inside=".shared .align 4 .b8 memory[4];"
-    )
+    body, inside = "ld.shared.u32 %r2, [memory]; st.global.u32 [%d0], %r2;", ".shared .align 4 .b8 memory[4];"
+    small = kernel(body, ["out"], inside=inside)
     small((1,), (1,), 0, out, unwritten=0xFF)
     assert out.item() == -1
 
@@ -313,15 +300,8 @@ def test_a_call_by_address_is_refused():
 
 
 def test_names_of_inner_scopes_are_their_own():
-    body = (
-        EACH.format(0)
-        + """
-    mov.u32 %r2, 1; { .reg .b32 %r2; mov.u32 %r2, 5; { .reg .b32 t; mov.u32 t, %r2; } } { .reg .b32 t; mov.u32 t, 9; }
-    """
-    )
-    out = numbers(32)
-    kernel(body + "st.global.u32 [%d8], %r2;", ["out"])((1,), (32,), 0, out)
-    assert out.unique().tolist() == [1]
+    inner = "{ .reg .b32 %r2; mov.u32 %r2, 5; { .reg .b32 t; mov.u32 t, %r2; } } { .reg .b32 t; mov.u32 t, 9; }"
+    assert ran(f"mov.u32 %r2, 1; {inner} st.global.u32 [%d8], %r2;") == [1] * 32
 
 
 def test_products_are_joined_to_sums_where_ptxas_joins_them():
@@ -329,10 +309,8 @@ def test_products_are_joined_to_sums_where_ptxas_joins_them():
 
     def result(body):
         out = numbers(1, torch.float32)
-        kernel(
-            f"mov.f32 %f1, 0f{x.view(np.uint32):08X}; mov.f32 %f2, 0fBF800000; {body} st.global.f32 [%d0], %f4;",
-            ["out"],
-        )((1,), (1,), 0, out)
+        start = f"mov.f32 %f1, 0f{x.view(np.uint32):08X}; mov.f32 %f2, 0fBF800000;"
+        kernel(f"{start} {body} st.global.f32 [%d0], %f4;", ["out"])((1,), (1,), 0, out)
         return out.item()
 
     once, twice = float(x) ** 2 - 1, float(np.float32(x * x)) - 1
@@ -387,9 +365,8 @@ def test_a_quotient_by_a_constant_is_a_product_and_joined_to_a_sum():
     assert result("div.full.f32 %f5, %f1, %f2;") == a * below != a * nearest
     fused = np.float32(float(a) * float(below) + float(c))
     assert result("div.full.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;") == fused != a * below + c
-    assert result("div.approx.f32 %f4, %f1, %f2; sub.f32 %f5, %f3, %f4;") == np.float32(
-        float(c) - float(a) * float(below)
-    )
+    fused = np.float32(float(c) - float(a) * float(below))
+    assert result("div.approx.f32 %f4, %f1, %f2; sub.f32 %f5, %f3, %f4;") == fused
     assert result("div.rn.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;") == np.float32(a / np.float32(255)) + c
     exactly = np.float32(float(a) / 255 + float(c))
     assert result("div.full.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;", "A100") == exactly

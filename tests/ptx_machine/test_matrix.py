@@ -21,17 +21,15 @@ def places(kind, k):
     """(row, column) of every element of A, (row, column) of B, by lane and place among a lane's elements, as the
     figures of PTX's text have them."""
     group, thread = np.arange(32)[:, None] // 4, np.arange(32)[:, None] % 4
+    i, j = np.arange(k // 2)[None], np.arange(k // 4)[None]
     if kind in ("f16", "bf16"):
-        i, j = np.arange(k // 2)[None], np.arange(k // 4)[None]
         row = np.where((i < 2) | ((i >= 4) & (i < 6)), group, group + 8)
         a = row, thread * 2 + (i & 1) + np.where(i < 4, 0, 8)
         b = thread * 2 + (j & 1) + np.where(j < 2, 0, 8), group + 0 * j
     elif kind == "tf32":
-        i, j = np.arange(k // 2)[None], np.arange(k // 4)[None]
         a = np.where(i % 2 == 0, group, group + 8), np.where(i < 2, thread, thread + 4)
         b = np.where(j == 0, thread, thread + 4), group + 0 * j
     else:
-        i, j = np.arange(k // 2)[None], np.arange(k // 4)[None]
         row = np.where((i < 4) | ((i >= 8) & (i < 12)), group, group + 8)
         a = row, thread * 4 + (i & 3) + np.where(i < 8, 0, 16)
         b = thread * 4 + (j & 3) + np.where(j < 4, 0, 16), group + 0 * j
@@ -43,11 +41,8 @@ def multiplied(name, A, B, C, gpu):
     shape, gives, left, right, _ = name.split(".")
     k = int(shape.split("k")[1])
     a, b = places(left, k)
-    i = np.arange(4)[None]
-    c = (
-        np.where(i < 2, np.arange(32)[:, None] // 4, np.arange(32)[:, None] // 4 + 8),
-        np.arange(32)[:, None] % 4 * 2 + (i & 1),
-    )
+    i, lane = np.arange(4)[None], np.arange(32)[:, None]
+    c = np.where(i < 2, lane // 4, lane // 4 + 8), lane % 4 * 2 + (i & 1)
     parts = [x[torch.from_numpy(at[0]), torch.from_numpy(at[1])].contiguous() for x, at in ((A, a), (B, b), (C, c))]
     counts = [x.nbytes // 128 for x in parts]
     body, lists, first = ["mov.u32 %r60, %tid.x;"], [], 0

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from in_a_folder import command
 
 from attention_check.gpu import on
 from fa_lib import kernels
-from fa_lib.commands.cli import app
 from fa_lib.kernels.kernel_ref import KernelRef, unavailable
 from ptx_machine import GPU
 from ptx_machine.fake_cuda import fake_cuda
@@ -63,5 +62,5 @@ def test_what_cannot_be_had_is_told(monkeypatch):
     monkeypatch.setattr(on, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"^Triton is not installed: .*'fa_lib\[gpu\]'"):
         kernels.get("mine:attention", gpu="A100")
-    done = CliRunner().invoke(app, ["check", "kernel", "mine:attention", "--gpu", "P100"], prog_name="fa-lib")
+    done = command("check", "kernel", "mine:attention", "--gpu", "P100")
     assert done.exit_code == 2 and "gpu: got 'P100'" in done.stderr

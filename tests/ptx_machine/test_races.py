@@ -23,9 +23,8 @@ def run(*body, races=True, threads=64):
 def test_a_barrier_puts_accesses_in_order_and_without_one_they_race():
     swapped = [i ^ 32 for i in range(64)]
     assert run(WRITE, MEET, READ) == swapped
-    with pytest.raises(
-        Fault, match=r"thread \(\d+, 0, 0\): a race: warp 1 reads what warp 0 wrote, shared memory at 0"
-    ):
+    words = r"thread \(\d+, 0, 0\): a race: warp 1 reads what warp 0 wrote, shared memory at 0"
+    with pytest.raises(Fault, match=words):
         run(WRITE, "bar.warp.sync 0xffffffff;", READ.replace("%r6", "%r3"))
     with pytest.raises(Fault, match="a race: warp 1 writes what warp 0 wrote"):
         run("st.shared.u32 [%r3], %r1;", READ.replace("%r6", "%r3"))

@@ -7,6 +7,7 @@ from small_ptx import kernel, text
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
 from attention_check.isolation.worker import Outcome
+from benchmarks.mutants.gradients import Altered
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from ptx_machine import Fault, Kernel
@@ -116,9 +117,8 @@ def test_an_output_of_memory_that_nobody_wrote_is_a_fault():
     on_a100 = kernels.get(doubled, gpu="A100")
     with pytest.raises(Fault, match=r"memory holds that nobody wrote: 16 of 32 elements; \w+: .*: ld"):
         on_a100(q, q, q)
-    with pytest.raises(
-        Fault, match=r"16 of 32 elements, \(16,\) is the first, .* NaN"
-    ):  # those of `o`, which no kernel writes
+    of_o = r"16 of 32 elements, \(16,\) is the first, .* NaN"  # which no kernel writes
+    with pytest.raises(Fault, match=of_o):
         kernels.get(lambda q, k, v: doubled(torch.cat([q, q]), k, v), gpu="A100")(fewer, fewer, fewer)
     own = torch.full((32,), float("nan"))  # of its inputs
     with_nan = kernels.get(lambda q, k, v: q + torch.zeros_like(torch.empty_like(q)), gpu="A100")
@@ -139,19 +139,13 @@ def test_a_kernel_that_returns_such_memory_gives_a_wrong_answer(tmp_path, monkey
 
 
 def test_a_gradient_of_memory_that_nobody_wrote_is_a_fault():
-    class Halved(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, q):
-            return 2 * q
-
-        @staticmethod
-        def backward(ctx, dO):
-            assert dO.is_cuda
-            dq = torch.empty_like(dO)
-            HALF((1,), (len(dO) // 2,), 0, dO.contiguous(), dq)
-            return dq
+    def halved(dO):
+        assert dO.is_cuda
+        dq = torch.empty_like(dO)
+        HALF((1,), (len(dO) // 2,), 0, dO.contiguous(), dq)
+        return dq
 
     q = torch.ones(32, requires_grad=True)
-    o = kernels.get(lambda q, k, v: Halved.apply(q), gpu="A100")(q, q, q)
+    o = kernels.get(lambda q, k, v: Altered.apply(2 * q, halved), gpu="A100")(q, q, q)
     with pytest.raises(Fault, match="16 of 32 elements"):
         o.sum().backward()
