@@ -1,5 +1,5 @@
-"""Attention in FP8: Q, K and V in E4M3 with a scale a head, P in E4M3 without one. `unshifted` has a defect of two public
-reports (ROCm/FlyDSL#1020, flashinfer-ai/flashinfer#5020): E4M3 ends at 2^-9, so that smaller weights are lost.
+"""Attention in FP8: Q, K and V in E4M3 with a scale a head, P in E4M3 without one. `unshifted` has a defect of two
+public reports (ROCm/FlyDSL#1020, flashinfer-ai/flashinfer#5020): E4M3 ends at 2^-9, so that smaller weights are lost.
 
     fa-lib check kernel examples.fp8_attention:attention --arithmetic FP8_HEAD
 """
