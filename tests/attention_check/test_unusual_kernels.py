@@ -58,9 +58,7 @@ def attention(q, k, v, causal=False, scale=None):
     return kernels.unfused(q.float(), k.float(), v.float(), causal=causal, scale=scale).to(q.dtype)
 
 
-@pytest.mark.parametrize(
-    ("fn", "broken"), [(fp8_attention.attention, []), (fp8_attention.unshifted, ["tiny_values"])]
-)
+@pytest.mark.parametrize(("fn", "broken"), [(fp8_attention.attention, []), (fp8_attention.unshifted, ["tiny_values"])])
 def test_in_fp8_a_kernel_is_judged_beside_baseline_in_fp8(fn, broken, examined):
     measured, judgement = examined(fn, replace(TINY, arithmetic="FP8_HEAD"))
     assert [each.where.get("relation") for each in judgement.findings if each.severity == Severity.FAILS] == broken
