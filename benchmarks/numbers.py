@@ -201,10 +201,16 @@ def of_the_judge_at_first_sight():
 @number
 def of_the_gpu_changes():
     rows = pd.read_csv(gpu_mutations.TABLE, keep_default_na=False)
-    found, now = gpu_mutations.score(rows).iloc[-1], (rows.now == Verdict.FAILS).sum()
-    k, n = found.failed, found.severe
-    share = f"{100 * k / n:.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
-    return [f"{len(rows)}", f"{k} of {n}", share, f"{n - k}", f"{now} of the {n - k}"]
+    launched = rows[rows.launched != "0"]
+    (every, ran), now = (gpu_mutations.score(each) for each in (rows, launched)), (rows.now == Verdict.FAILS).sum()
+    counts = [(each.failed, each.severe, each.low, each.high) for each in (every.iloc[-1], ran.iloc[-1])]
+    (k, n, *_), (_, of, *_) = counts
+    shares = [f"{100 * a / b:.0f} % ({100 * low:.0f} to {100 * high:.0f})" for a, b, low, high in counts]
+    kernels = [f"{own.failed} of {own.severe}" for name in ("cuda", "triton", "flashinfer", "llama")
+               for _, own in gpu_mutations.score(rows[rows.of == name]).tail(1).iterrows()]  # fmt: skip
+    kinds = ", ".join(f"{own.kind} {own.failed} of {own.severe}" for own in ran.iloc[:-1].itertuples())
+    found = [f"{len(rows)}", f"{k} of {n}", shares[0], f"{n - k}", f"{now} of the {n - k}"]
+    return [*found, f"{n - of}", f"{k} of {of}", shares[1], *kernels, kinds]
 
 
 @number

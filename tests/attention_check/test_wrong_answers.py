@@ -235,3 +235,10 @@ def test_a_name_with_a_layout():
         kernels.get("none@bshd")
     ran = command("check", "kernel", "flash", "--layout", "hsbd")
     assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd, varlen, paged" in ran.output
+
+
+def test_a_gpu_kernel_that_returns_nan_is_watched_for_races_too():
+    """The option that asks for it reached the reference, which refused it: an error of ours."""
+    asker = of_contract._Asker(lambda q, k, v, **options: torch.full_like(q, math.nan), 64, "cpu", False, None)
+    asker.ask_races(BF16)
+    assert asker.rows == []

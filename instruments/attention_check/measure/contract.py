@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import pandas as pd
@@ -193,7 +193,7 @@ class _Asker:
     def ask_races(self, fmt: Format) -> None:
         """Whether warps race for shared memory, of a kernel whose launches can all be watched; else there is no row."""
         q, k, v, options = self.inputs_of(fmt, WATCHED, 1)
-        answer = call_kernel(self.fn, q, k, v, **options, **{RACES: True})
+        answer = call_kernel(partial(self.fn, **{RACES: True}), q, k, v, **options)
         if answer.outcome == Outcome.ANSWERED or "a race" in answer.problem:
             self.row(RACES, answer.outcome, problem=answer.problem)
 
