@@ -196,10 +196,10 @@ class Kernel:
         ended: list[Block] = []  # their memory and warps serve the next ones
 
         def run(number: Size) -> int:
-            if ended:
+            try:
                 memory, warps = (before := ended.pop()).memory, before.compiled
                 memory.shared.begin()
-            else:
+            except IndexError:  # other threads have them
                 watch = Races(room, -(-int(np.prod(size)) // WARP)) if races and room else None
                 memory = View(outer, Shared(room, unwritten, watch), parameters, constants)
                 watching = observer is not None or watch is not None  # which numpy does
