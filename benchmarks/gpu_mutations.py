@@ -30,12 +30,11 @@ from ptx_machine import mutate
 TABLE = ROOT / "benchmarks" / "mutations" / "gpu.csv"
 SHAPES = ((1, 1), (17, 33), (64, 64), (33, 130), (70, 70), (1, 200))  # queries, keys; of the random calls
 DECODING = tuple((1, n) for n in (1, 33, 64, 130, 200, 300))
-GALLERY = "instruments/attention_gallery"
 GPU = "A100"
 
 
 class Changed(NamedTuple):
-    """A kernel that is changed, "file:function", and the random calls that say what a change does."""
+    """A kernel that is changed, as `check kernel` takes it, and the random calls that say what a change does."""
 
     function: str
     head_dim: int = 32
@@ -46,9 +45,9 @@ class Changed(NamedTuple):
 KERNELS = {
     "cuda": Changed("examples/cuda_attention.py:attention"),
     "triton": Changed("examples/triton_attention.py:attention"),
-    "flash_attn": Changed(f"{GALLERY}/flash_attn_kernels.py:fa2_cuda", 64),
-    "flashinfer": Changed(f"{GALLERY}/flashinfer_cuda.py:flashinfer_prefill", 64),
-    "llama": Changed(f"{GALLERY}/llama_cuda.py:llama_cuda_decode", 64, DECODING, (torch.float16,)),
+    "flash_attn": Changed("attention_gallery.flash_attn_kernels:fa2_cuda", 64),
+    "flashinfer": Changed("attention_gallery.flashinfer_cuda:flashinfer_prefill", 64),
+    "llama": Changed("attention_gallery.llama_cuda:llama_cuda_decode", 64, DECODING, (torch.float16,)),
 }
 JUDGE = ("instruments/attention_check/judge", "instruments/attention_check/measure")
 SEVERE = 10  # times the unchanged kernel's error
@@ -57,7 +56,7 @@ SEVERE = 10  # times the unchanged kernel's error
 def errors(name: str) -> list[float | None]:
     """The largest error against FP64, over the golden value's largest magnitude, of each random call; None: no numbers,
     or a Fault."""
-    fn, found = kernels.get(kernel_of(name), gpu=GPU), []
+    fn, found = kernels.get(KERNELS[name].function, gpu=GPU), []
     _, head_dim, shapes, dtypes = KERNELS[name]
     for dtype in dtypes:
         for causal in (False, True):
@@ -72,12 +71,6 @@ def errors(name: str) -> list[float | None]:
                 except Exception:  # of the kernel, whatever it is
                     found.append(None)
     return found
-
-
-def kernel_of(name: str) -> str:
-    """What `check kernel` takes: a file and a function, or a module of the gallery and a function."""
-    file, function = KERNELS[name].function.split(":")
-    return f"attention_gallery.{Path(file).stem}:{function}" if file.startswith(GALLERY) else f"{file}:{function}"
 
 
 def measured(name: str, settings: dict[str, str], timeout: float = 300) -> list[float | None]:
@@ -99,7 +92,7 @@ def judged(name: str, settings: dict[str, str], timeout: float) -> dict:
     """Ask the judge once, at a fixed seed: verdict, findings and seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file, start = Path(folder) / "verdict.json", time.monotonic()
-        command = [sys.executable, "-m", "fa_lib", "check", "kernel", kernel_of(name), "--gpu", GPU, "--quick",
+        command = [sys.executable, "-m", "fa_lib", "check", "kernel", KERNELS[name].function, "--gpu", GPU, "--quick",
                    "--seed", "0", "--out", folder, "--json", str(file)]  # fmt: skip
         status, _ = mutation.ran(command, settings, timeout)
         seconds = round(time.monotonic() - start)
@@ -120,7 +113,6 @@ def main():
     parser.add_argument("--changes", type=int, default=30, help="of each kernel, of each kind in turn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=1800, help="seconds of a judgement")
-    parser.add_argument("--no-judge", action="store_true", help="measure the effects only")
     parser.add_argument("--again", action="store_true", help="ask about what did not fail once more, into `now`")
     parser.add_argument("--errors", help="print the errors of a kernel's random calls")
     given = parser.parse_args()
@@ -140,7 +132,7 @@ def main():
                 size = effect(measured(name, settings), unchanged)
                 row = about | dict(effect=size, verdict="", findings="", seconds="", judge="", now="")
                 rows.append(row)
-            if float(row["effect"]) > SEVERE and not row["verdict"] and not given.no_judge:
+            if float(row["effect"]) > SEVERE and not row["verdict"]:
                 row |= judged(name, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)
             if given.again and row["verdict"] not in ("", "fails") and float(row["effect"]) > SEVERE:
                 row["now"] = judged(name, {mutate.CHANGE: mutate.as_json(change)}, given.timeout)["verdict"]
