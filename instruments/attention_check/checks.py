@@ -115,9 +115,7 @@ CHECKS = {  # in the order of their findings
     "trouble": Check(lambda found: judged.problems(found.inputs), ("inputs",), {"problem": ("inputs",)}),
     "causal": Check(judged.causal, ("asked",), {"causal_only": ASKED, BY_DEFAULT: ASKED, "top_left": ASKED}),
     "alignment": Check(lambda found: judged.alignment(found.asked), ("asked",), {"alignment": ASKED}),
-    "precision": Check(
-        judged.less_than_format, ("asked", "lengths"), dict.fromkeys(("less_than_format", "arithmetic"), ASKED)
-    ),
+    "precision": Check(judged.less_than_format, ("asked", "lengths"), {"less_than_format": ASKED, "arithmetic": ASKED}),
     "bound": Check(
         lambda found: judged.of_bound(found.bounds, found.kernel), ("bounds",),
         dict.fromkeys(("bound", "mistake"), ("bound", "heads")),

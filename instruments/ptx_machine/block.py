@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,25 +18,10 @@ from ptx_machine.special_registers import Size, special_registers
 from ptx_machine.syntax import Instruction
 from ptx_machine.warp import ALL, Code, Warp
 
+if TYPE_CHECKING:
+    from ptx_machine.native.compiled import Warps
+
 IDLE = 10_000  # turns of warps that only look whether they may go on; then they are stuck
-
-
-class Compiled(Protocol):
-    """The warps of a block in compiled code: `native.compiled.Warps`."""
-
-    count: int
-    alive: np.ndarray
-    blocked: np.ndarray
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def moved(self) -> int: ...
-    def begin(self, number: Size) -> None: ...
-    def turns(self, first: int, releases: bool) -> int: ...
-    def advance(self, index: int) -> bool: ...
-    def at_barriers(self) -> list[tuple[int, int]]: ...
-    def of(self, index: int) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -63,7 +48,7 @@ class Block:
     """
 
     def __init__(
-        self, code: Code, memory: View, number: Size, grid: Size, size: Size, compiled: Compiled | None = None
+        self, code: Code, memory: View, number: Size, grid: Size, size: Size, compiled: "Warps | None" = None
     ):  # fmt: skip
         self.code, self.memory, self.number, self.grid, self.size = code, memory, number, grid, size
         self.steps, self.compiled = 0, compiled
@@ -127,7 +112,7 @@ class Block:
             warp.run()
         return any(warp.turn for warp in ready) and self.steps != before if ready else None
 
-    def _compiled_turns(self, compiled: Compiled) -> bool | None:
+    def _compiled_turns(self, compiled: "Warps") -> bool | None:
         """The same in compiled code, and in numpy where that stops. Warps that wait at a barrier of all threads go on
         there, or, where others wait at barriers in numpy, come to it here."""
         if not (compiled.alive & ~compiled.blocked).any():

@@ -98,16 +98,9 @@ def precision_of(fmt: Format, inputs: Format, output: Format) -> Precision:
 
 
 def baseline_in(arithmetic: str, fmt: Format | str) -> Callable[..., Tensor]:
-    """Baseline of kernels of a format that round Q, K, V and P to fewer bits.
-
-    Args:
-        arithmetic: what they round to, as `Scheme.of` takes it: "FP8_HEAD" has a scale a head. "" is none:
-            `rule.baseline_for`. P is multiplied by 2**8 first where it has no scale, as FlashAttention-3 does.
-        fmt: of the tensors.
-
-    Raises:
-        ValueError: there is no such arithmetic.
-    """
+    """Baseline of kernels of a format that round Q, K, V and P to fewer bits, as `Scheme.of` names them: "FP8_HEAD" has
+    a scale a head; "" is none, `rule.baseline_for`. P is multiplied by 2**8 first where it has no scale, as
+    FlashAttention-3 does. A ValueError where there is no such arithmetic."""
     if not arithmetic:
         return baseline_for(fmt)
     how = Quantization.of(arithmetic)

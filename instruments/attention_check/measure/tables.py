@@ -97,8 +97,7 @@ def over_shapes(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Measure errors over shapes and masks: rows of `measure_shapes`."""
 
     def rows(grid, able=checked.able):
-        call = dict(distribution="normal", kernel=checked.kernel, device=checked.device)
-        call |= dict(arithmetic=checked.plan.arithmetic)
+        call = checked.call | dict(distribution="normal", arithmetic=checked.plan.arithmetic)
         return checked.sweep(measure_shapes, call | grid, able=able)
 
     def redrawn(call, seeds):
@@ -218,10 +217,9 @@ def reference_tasks(checked: CheckedKernel, again: bool = True) -> list[tuple]:
 
 def _inputs(row):
     """Of a row of `measure`."""
-    numbers = {name: int(row[name]) for name in ("n", "seed", "head_dim")}
-    queries = int(row.queries) if row.queries < row.n else None
-    settings = dict(causal=bool(row.causal), device=row.device, arithmetic=row.arithmetic)
-    return Inputs(row.fmt, row.distribution, queries=queries, **settings, **numbers)
+    settings: dict[str, Any] = {name: int(row[name]) for name in ("n", "seed", "head_dim")}
+    settings |= dict(causal=bool(row.causal), device=row.device, arithmetic=row.arithmetic)
+    return Inputs(row.fmt, row.distribution, queries=int(row.queries) if row.queries < row.n else None, **settings)
 
 
 def measure_emulated(names: Sequence[str], inputs: Inputs) -> list[dict]:

@@ -13,6 +13,7 @@ from attention_check.conventions.conventions import keys_of
 from attention_check.conventions.reading import CapturedCall
 from attention_check.conventions.search import fit
 from attention_check.isolation.calls import KernelError, kernel_errors
+from fa_lib.execution.process_settings import give_back
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 CLOSE = 0.05  # to what a wrong answer is said to look like: a scale of 1 / head_dim is 0.12 from no scores at all
@@ -37,7 +38,9 @@ def diagnose(call: CapturedCall) -> str:
     numbers that are fitted; else "other"."""
     from attention_check.explain.explanation import explanation  # a tenth of a second, for kernels that are wrong
 
-    return keys_of(explanation(call).dialect) or "other"
+    found = keys_of(explanation(call).dialect) or "other"
+    give_back()
+    return found
 
 
 def furthest(rows: pd.DataFrame) -> pd.Series:

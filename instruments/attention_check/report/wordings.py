@@ -585,10 +585,7 @@ WORDINGS: dict[str, Wording] = {  # those with a cause first: a headline gives t
         "A step in a shorter format does this, as TF32 does in products, or an exponential that is made for one. "
         "All other errors are judged in other formats.",
     ),
-    "arithmetic": Wording(
-        "Baseline rounds Q, K, V and P to {arithmetic}, as the kernel is said to do; gradients, and bounds that are "
-        "derived for the format, were not judged",
-    ),
+    "arithmetic": Wording("Baseline rounds Q, K, V and P to {arithmetic}; gradients and bounds were not judged"),
     "unsupported": Wording("Not supported, so not judged: {labels}"),
     "coverage": Wording(
         "How much was judged: {settings} of {settings_of} settings of format, inputs, N and queries, and "
