@@ -43,10 +43,11 @@ def running_kernel(name, **options):
 
 nbval.plugin.RunningKernel = running_kernel
 
-LONG = (
-    "test_make", "test_notebooks", "test_report", "test_unusual_kernels", "test_carry",
-    "test_isolated_kernel",
-)  # fmt: skip
+LONG = "test_make", "test_notebooks", "test_report", "test_unusual_kernels", "test_carry", "test_isolated_kernel"
+
+
+def pytest_runtest_teardown():
+    process_settings.give_back()
 
 
 def pytest_addoption(parser):
