@@ -134,7 +134,8 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     if first.residual <= rounding_of(call, first.dialect):
         yield first.dialect, first.residual  # if its bound refuses it, others or numbers may come nearer
     near = sorted(fits, key=lambda each: each.residual)
-    nearer = [each for each in near if each.residual < min(first.residual, rounding_of(call, each.dialect))]
+    nearer = [each for each in near if each.residual < first.residual]  # few: Baseline of a dialect takes long
+    nearer = [each for each in nearer if each.residual < rounding_of(call, each.dialect)]
     yield from ((each.dialect, each.residual) for each in sorted(nearer, key=lambda each: len(each.dialect.changes())))
     bases = [Dialect(), first.dialect, *(each.dialect for each in near[:BASES])]
     bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
