@@ -44,7 +44,7 @@ class Changed(NamedTuple):
 
 KERNELS = {
     "cuda": Changed("examples/cuda_attention.py:attention"),
-    "triton": Changed("examples/triton_attention.py:attention"),
+    "triton": Changed("examples/triton_attention.py:attention", 64),  # the rows of 30 November are of 32
     "flash_attn": Changed("attention_gallery.flash_attn_kernels:fa2_cuda", 64),
     "flashinfer": Changed("attention_gallery.flashinfer_cuda:flashinfer_prefill", 64),
     "llama": Changed("attention_gallery.llama_cuda:llama_cuda_decode", 64, DECODING, (torch.float16,)),
@@ -88,13 +88,17 @@ def effect(changed: list[float | None], unchanged: list[float]) -> float:
     return max(new / max(old, floor) for new, old in zip(changed, unchanged, strict=True))
 
 
+def check(name: str, folder: str) -> list[str]:
+    """Return the command that asks the judge, at a fixed seed; folder: gets verdict.json."""
+    command = [sys.executable, "-m", "fa_lib", "check", "kernel", KERNELS[name].function, "--gpu", GPU, "--quick"]
+    return [*command, "--seed", "0", "--out", folder, "--json", f"{folder}/verdict.json"]
+
+
 def judged(name: str, settings: dict[str, str], timeout: float) -> dict:
-    """Ask the judge once, at a fixed seed: verdict, findings and seconds."""
+    """Ask the judge once: verdict, findings and seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file, start = Path(folder) / "verdict.json", time.monotonic()
-        command = [sys.executable, "-m", "fa_lib", "check", "kernel", KERNELS[name].function, "--gpu", GPU, "--quick",
-                   "--seed", "0", "--out", folder, "--json", str(file)]  # fmt: skip
-        status, _ = mutation.ran(command, settings, timeout)
+        status, _ = mutation.ran(check(name, folder), settings, timeout)
         seconds = round(time.monotonic() - start)
         found = json.loads(file.read_text()) if file.exists() else {}
     verdict = found.get("verdict", mutation.TIMEOUT if status is None else mutation.CRASHED)
@@ -105,6 +109,12 @@ def judged(name: str, settings: dict[str, str], timeout: float) -> dict:
 def population(name: str) -> list[mutate.Change]:
     """The changes of what the random calls launch."""
     return mutation.recorded([sys.executable, "-m", "benchmarks.gpu_mutations", "--errors", name], "", GPU)
+
+
+def launched(name: str) -> set[mutate.Change]:
+    """The changes of what the judge launches: a Triton kernel has a version for each head_dim and kind of length."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {*mutation.recorded(check(name, folder), "", GPU)}
 
 
 def main():
@@ -123,7 +133,7 @@ def main():
                                      text=True, cwd=ROOT).strip()  # fmt: skip
     rows = pd.read_csv(TABLE, keep_default_na=False).to_dict("records") if TABLE.exists() else []
     for name in given.kernels:
-        unchanged = measured(name, {})
+        unchanged, seen = measured(name, {}), launched(name)
         for change in mutation.drawn(population(name), given.changes, given.seed):
             about = dict(of=name) | asdict(change) | dict(source=change.source.rsplit("/", 1)[-1])
             row = next((row for row in rows if all(row[key] == value for key, value in about.items())), None)
@@ -131,6 +141,7 @@ def main():
                 settings = {mutate.CHANGE: mutate.as_json(change)}
                 size = effect(measured(name, settings), unchanged)
                 row = about | dict(effect=size, verdict="", findings="", seconds="", judge="", now="")
+                row |= dict(launched=int(change in seen))
                 rows.append(row)
             if float(row["effect"]) > SEVERE and not row["verdict"]:
                 row |= judged(name, {mutate.CHANGE: mutate.as_json(change)}, given.timeout) | dict(judge=commit)
