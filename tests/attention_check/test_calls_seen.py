@@ -8,7 +8,7 @@ from attention_check.explain.integer_caches import q4_0
 from attention_check.measure.contract import contract
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.rule import baseline_for
-from fa_lib.numerics.formats import BF16
+from fa_lib.numerics.formats import BF16, FP16
 
 PAGE = ROOT / "docs" / "reference" / "checks.md"
 GQA = {4: "GQA, 4 to 2 heads", 6: "GQA, 6 to 2 heads"}
@@ -57,6 +57,21 @@ def test_a_row_that_lacks_one_key_is_wrong_and_a_cache_of_four_bits_is_not():
 
     low = lambda x: q4_0(x.double()).to(x.dtype)  # noqa: E731
     wrong = {row["asked"] for row in contract(lacks_a_key) if row["outcome"] == "wrong"}
-    assert wrong == {"causal_length_203", "window_length_203", "window_first"}
+    assert wrong == {"causal_length_203", "causal_one_query", "window_length_203", "window_first"}
     rows = contract(lambda q, k, v: baseline_for(BF16)(q, low(k), low(v)))
     assert {row["outcome"] for row in rows} <= {"answered", "refused"}
+
+
+def test_a_version_for_one_format_and_one_class_of_lengths_is_seen():
+    def wrong_in(dtype, right):
+        def kernel(q, k, v, causal: bool = False):
+            o = baseline_for(BF16 if q.dtype == torch.bfloat16 else FP16)(q, k, v, causal=causal)
+            return o if right(q.shape[2], k.shape[2], causal) or q.dtype != dtype else o.roll(1, -1)
+
+        return {row["asked"] for row in contract(kernel) if row["outcome"] == "wrong"}
+
+    assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_kv % 16 == 0 or not causal) == {
+        "causal_length_203", "causal_one_query",
+    }  # fmt: skip
+    assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1) == {"one_key"}
+    assert "fewer_queries" in wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1)

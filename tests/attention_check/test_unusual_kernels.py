@@ -314,7 +314,7 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (defect_in_backward, {}, False, "answer", dict(asked="gradients"), "ValueError: not enough values"),
     (raises_at(203, IndexError("of a tile")), {}, False, "answer", dict(asked="length_203"), "IndexError: of a tile"),
     (raises_at(203, AssertionError("128 at a time")), {}, True, "unsupported",
-     dict(asked=["length_203", "boolean_mask", "added_mask", "window", "softcap", "sinks"]), ""),
+     dict(asked=["length_203", "causal_one_query", "boolean_mask", "added_mask", "window", "softcap", "sinks"]), ""),
     (raises_at(97, ZeroDivisionError("by 0")), ODD, False, "problem", dict(shape="97"), "At the shape 97 in .*by 0"),
     (raises_at(512, KeyError(512)), {}, False, "problem", dict(n=512), "at N = 512.*KeyError: 512"),
     (window_of_one_number, {}, True, "raises", dict(asked=["window"]),

@@ -95,6 +95,14 @@ RACES = "watch_races"  # what is asked of GPU kernels in the machine, and the op
 WATCHED = Call(RACES, 64, 192, 1, 1)  # numpy runs it
 WINDOW_LEFT = "window_left"
 OFF_TILES = "length_203"  # a block of keys and one of queries is not full
+IN_EVERY_FORMAT = (
+    OFF_TILES,
+    f"causal_{OFF_TILES}",
+    "one_key",
+    FEWER,
+    CAUSAL_ONE,
+)  # of 16 bits: Triton compiles a version
+# for each class of lengths (1, a multiple of 16, another one) and format
 
 
 def _options(n) -> dict[str, dict[str, Any]]:
@@ -136,11 +144,12 @@ def _two(a, b, *sizes, heads=2, **options):
 CAPABILITIES = (  # asked for in the first format that it has, and where it has what they need
     Capability(Call(OFF_TILES, 203, 203)),
     Capability(Call("length_1500", 1500, 1500, 1, 1)),
+    Capability(Call("one_key", 1, 1)),
     *(Capability(Call(HEAD_DIM, 256, 256, head_dim=d)) for d in HEAD_DIMS),
     Capability(Call("v_dim_128", 256, 256, head_dim=192, v_dim=128)),
     Capability(Call("v_dim_512", 64, 256, 4, 1, head_dim=576, v_dim=512)),
     Capability(Call("scale", 256, 256, options=dict(scale=0.05))),
-    Capability(Call(FEWER, 64, 256)),
+    Capability(Call(FEWER, 61, 256)),
     Capability(Call(CAUSAL_FEWER, 64, 256, options=dict(causal=True))),
     Capability(Call(MORE, 256, 97)),
     Capability(Call("one_query_decoding", 1, 256)),
@@ -148,7 +157,7 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
         Capability(Call(f"one_query_{d}", 1, 256, head_dim=d), ("one_query_decoding", f"{HEAD_DIM}_{d}"))
         for d in ONE_QUERY_DIMS
     ),
-    Capability(Call(CAUSAL_ONE, 1, 256, options=dict(causal=True))),
+    Capability(Call(CAUSAL_ONE, 1, 203, options=dict(causal=True))),
     Capability(Call("gqa", 256, 256, heads=4)),
     Capability(Call("gqa_uneven", 256, 256, heads=6), ("gqa",)),  # 3 heads of Q share a key head: no power of two
     *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),

@@ -23,6 +23,7 @@ from attention_check.measure.capability import (
     GRADIENTS_WITH,
     HEAD_DIM,
     HEAD_DIMS,
+    IN_EVERY_FORMAT,
     LARGE,
     MORE,
     OFF_TILES,
@@ -44,7 +45,7 @@ from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call
-from fa_lib.numerics.formats import FP32, FP64, Format
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
 ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
@@ -103,6 +104,13 @@ def contract(
             answered |= {each.key, f"{HEAD_DIM}_{each.call.head_dim}"} if each.key == HEAD_DIM else {each.key}
         elif each.key == WINDOW_LEFT and outcome == Outcome.REFUSED:
             asker.rows.pop()  # as "window" says
+    for other in {FP16, BF16}.intersection(answered_formats[1:]):
+        for each in CAPABILITIES:
+            if (
+                each.key in answered.intersection(IN_EVERY_FORMAT)
+                and asker.ask(each.key, other, each.call) == Outcome.ANSWERED
+            ):
+                asker.rows.pop()  # one row says it for all formats
     for d in head_dims or ():
         if d not in HEAD_DIMS:
             asker.ask(HEAD_DIM, fmt, at_head_dim(d))
