@@ -106,6 +106,10 @@ def causal_unasked(q, k, v):
     return attention(q, k, v, causal=True)
 
 
+def wrong_without_a_mask(q, k, v, causal=False, scale=None):
+    return attention(q, k if causal else k.roll(1, -1), v, causal, scale)
+
+
 def low_and_causal(q, k, v):
     return my_kernel.attention(q, k, v, causal=True)
 
@@ -119,6 +123,13 @@ def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
     assert set(seen.shapes["shape"]) == {"causal 384"} and set(seen.shapes.outcome) == {"answered"}
     assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
     assert seen.lengths.times_max.notna().all() and bool(seen.lengths.times_max.max() < 2) is passes
+
+
+def test_a_kernel_that_is_wrong_without_a_mask_fails_though_it_is_right_causally(examined):
+    _, judgement = examined(wrong_without_a_mask, replace(TINY, shapes=("256", "causal 384")))
+    (answer,) = found(judgement, "answer")
+    assert not judgement.passed and answer.where["asked"] == "unmasked" and found(judgement, "causal_only")
+    assert "a call without a mask" in judgement_text(judgement)
 
 
 def changes_k(q, k, v, causal=False, scale=None):

@@ -90,6 +90,7 @@ ONE_QUERY_DIMS = (80, 96, 128)  # that kernels for one query read in vectors of 
 CAUSAL_FEWER, CAUSAL_ONE, FEWER, MORE = (
     "causal_fewer_queries", "causal_one_query", "fewer_queries", "more_queries",
 )  # fmt: skip
+UNMASKED = "unmasked"  # a call that is wrong without a mask, of a kernel that is right with a causal one
 PAST_THE_END = "are outside of"  # in what a kernel raises in the machine that reads past a tensor
 RACES = "watch_races"  # what is asked of GPU kernels in the machine, and the option that asks it
 WATCHED = Call(RACES, 64, 192, 1, 1)  # numpy runs it

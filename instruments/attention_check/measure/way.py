@@ -7,8 +7,9 @@ import pandas as pd
 
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.capability import GRADIENTS, Capabilities
+from attention_check.measure.capability import GRADIENTS, UNMASKED, Capabilities, parameters
 from attention_check.measure.contract import ADAPTED, adapted, contract, formats, other_convention, right_lengths
+from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 
 USUAL, UNUSUAL = (64, 128, 32), (256, 192, 96, 80, 40)  # head_dims that are tried
@@ -74,13 +75,16 @@ def probe_capabilities(
 ) -> tuple[pd.DataFrame, int, Capabilities]:  # fmt: skip
     """The table of `contract`, the head_dim it is of, and its Capabilities. head_dim is the first that the kernel has
     in some format, without a mask or else causally. What it broke or got wrong at others before stands in the table
-    too; where it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""
-    tried = []
+    too, also without a mask (UNMASKED) where it has a parameter `causal`: else it masks always. Where it has none, the
+    first of those that it broke or got wrong is told, and not that it refuses another."""
+    tried, told = [], "causal" in (parameters(kernels.plain(kernel)) or {})
     for head_dim in tried_at:
         for causal in (False, True):
             asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries, head_dims))
             if formats(asked):
                 faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
+                if causal and told:
+                    faults += [rows[rows.outcome.isin(FAULTS)][:1].assign(asked=UNMASKED) for _, rows in tried[-1:]]
                 gradients = (asked.outcome[asked.asked == GRADIENTS] == Outcome.ANSWERED).any()
                 able = Capabilities(bool(gradients), causal, bool((asked.note == "top_left").any()))
                 return pd.concat([asked, *faults], ignore_index=True), head_dim, able

@@ -17,7 +17,8 @@ from attention_check.measure.measurements import RAN, ROUNDED
 from fa_lib.kernels.kernel_ref import label_of
 
 LABELS = {
-    "one_key": "one query and one key", "length_203": "a length off the tiles, N = 203",
+    "unmasked": "a call without a mask", "one_key": "one query and one key",
+    "length_203": "a length off the tiles, N = 203",
     "length_1500": "a length off large tiles, N = 1500",
     "v_dim_128": "V of another head_dim, 192 and 128",
     "v_dim_512": "V of another head_dim, 576 and 512, one key head",
