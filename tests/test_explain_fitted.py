@@ -166,7 +166,7 @@ def in_parts():
     block[1] = attention((q, k, v), causal=True, scale=0.2)[1]
     yield "an entry", block, dict(causal=True), "There (entry 1, heads 0 to 3) it is attention with 1.6 times its scale"
     sinks = torch.tensor([2.0, 3.5, 4.0, 5.0])
-    yield "twice", attention((q, k, v), sinks=sinks + math.log(2)), dict(sinks=sinks), "its sinks count twice"
+    yield "twice", attention((q, k, v), sinks=sinks + math.log(2)), dict(sinks=sinks), "its sinks count 2 times"
     yield "others", attention((q, k, v), sinks=sinks.flip(0)), dict(sinks=sinks), "have the sinks of other heads"
     P = torch.softmax((q.double() @ k.double().mT / 8).masked_fill(DISTANCE < 0, -math.inf), -1)
     kept = torch.rand(P.shape, generator=torch.Generator().manual_seed(1)) > 0.1

@@ -75,3 +75,15 @@ def test_a_version_for_one_format_and_one_class_of_lengths_is_seen():
     }  # fmt: skip
     assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1) == {"one_key"}
     assert "fewer_queries" in wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1)
+
+
+def test_a_softcap_whose_tanh_overflows_is_seen():
+    def kernel(q, k, v, softcap=None):
+        S = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+        if softcap is not None:  # as vllm-project/vllm#56578
+            e = torch.exp(2 * S / softcap)
+            S = softcap * (e - 1) / (e + 1)
+        return (S.softmax(-1) @ v.float()).to(q.dtype)
+
+    (row,) = (row for row in contract(kernel) if row["asked"] == "large_scores_softcap")
+    assert row["outcome"] == "malformed" and "NaN" in row["problem"]

@@ -151,3 +151,11 @@ def test_a_low_carry_says_nothing_of_the_output_s_cast(right):
     carried = right.sums.assign(lost=100.0, control=0.0, **{"all": 100.0})  # all is lost in every tile
     found = judge_kernel("right", replace(right, sums=carried, rounding=rounding("o"))).findings
     assert {f.where["what"] for f in found if f.what == "rounding_mode"} == {"probs"}
+
+
+def test_p_that_is_no_power_of_two_is_no_cast_that_drops_bits():
+    def constant_maximum(q, k, v):
+        P = torch.exp(q.float() @ k.float().mT / q.shape[-1] ** 0.5 - 10)
+        return (P.to(v.dtype).float() @ v.float() / P.sum(-1, keepdim=True)).to(q.dtype)
+
+    assert "truncates" not in {row["mode"] for fmt in ("BF16", "FP16") for row in rounding_mode(constant_maximum, fmt)}

@@ -135,6 +135,9 @@ def scores(rows: Rows) -> Tensor:
         return capped(S, cap) * rows.scale + rows.bias
     if rows.dialect.softcap == "after_mask" and cap:  # a hidden key has the score -softcap
         return capped(S * rows.scale, cap).masked_fill(rows.bias == -math.inf, -cap)
+    if rows.dialect.softcap == "after_bias" and cap:
+        hidden = rows.bias == -math.inf
+        return capped(S * rows.scale + rows.bias.masked_fill(hidden, 0.0), cap).masked_fill(hidden, -math.inf)
     if rows.dialect.softcap == "clipped" and cap:
         return (S * rows.scale).clamp(-cap, cap) + rows.bias
     return capped(S * rows.scale, cap) + rows.bias

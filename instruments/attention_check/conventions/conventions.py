@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attention_check.conventions.attention import Dialect
-from attention_check.conventions.reading import BASES, PAIRS, ROPE, ROTATED, CapturedCall
+from attention_check.conventions.reading import BASES, FURTHER, PAIRS, ROPE, ROTATED, CapturedCall
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,8 @@ CONVENTIONS = (
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
     Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,
                _has("softcap")),
+    Convention("softcap", "after_bias", "with the softcap of scores and the mask's numbers together", FAULT,
+               lambda call: _has("softcap")(call) and _numbers(call)),
     Convention("softcap", "clipped", "with scores clipped at the softcap", FAULT, _has("softcap")),
     Convention("softcap", "before_scale", "with the softcap before the scale", fits=_has("softcap")),
     Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
@@ -264,6 +266,11 @@ def what(dialect: Mapping[str, Any]) -> str:
     for aspect, words in FITTED.items():
         if isinstance(value := dialect.get(aspect), float) and (aspect, value) not in BY_CHOICE:
             names.append(words.format(value, keys=math.exp(min(value, 99.0)) if aspect == "sink" else 0))
+    if (role := str(dialect.get("roles", ""))).startswith(further := f"{ROPE}{FURTHER}"):
+        by, pairs, base = role.removeprefix(further).split("_")
+        count, side = abs(int(by)), "too far" if int(by) > 0 else "too few"
+        turned = f"with q turned by RoPE {count} position{'s' * (count > 1)} {side}"
+        names.append(f"{turned} (base {float(base):,.0f}, features {PAIRS[pairs]} together)")
     if "keys" in dialect:
         first, end = dialect["keys"]
         names.append(f"of keys {first} to {end - 1} alone")
@@ -286,7 +293,7 @@ def _change(key):
     aspect, _, value = key.partition("=")
     if not value:
         return BY_KEY[key].aspect, BY_KEY[key].choice
-    number = literal_eval(value)
+    number = value if aspect == "roles" else literal_eval(value)
     return aspect, float(number) if isinstance(number, int) else number
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, changed, scores, weights
-from attention_check.conventions.reading import NORMED, CapturedCall, Reader, Unfit
+from attention_check.conventions.reading import BASES, FURTHER, NORMED, PAIRS, ROPE, CapturedCall, Reader, Unfit
 from attention_check.conventions.search import FEW, NEAR, Fit, rounding_of
 
 SCORES = 2**14  # of rows that numbers are fitted to
@@ -20,7 +20,8 @@ FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is t
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
 SOURCES = 2**20  # heads of q times those of k, times keys: more are not tried with each other
-BASES = 3  # dialects, the nearest, beside which numbers are fitted
+NEAREST = 3  # dialects beside which numbers are fitted
+OFFSETS, TURNED = 128, 2**16  # positions that RoPE may be off; features of q times keys: with more, none is tried
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
@@ -137,7 +138,7 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     nearer = [each for each in near if each.residual < first.residual]  # few: Baseline of a dialect takes long
     nearer = [each for each in nearer if each.residual < rounding_of(call, each.dialect)]
     yield from ((each.dialect, each.residual) for each in sorted(nearer, key=lambda each: len(each.dialect.changes())))
-    bases = [Dialect(), first.dialect, *(each.dialect for each in near[:BASES])]
+    bases = [Dialect(), first.dialect, *(each.dialect for each in near[:NEAREST])]
     bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
     mask = call.options.get("mask")
     bases += [Dialect(causal="none" if call.options.get("causal") else "bottom_right")]
@@ -180,6 +181,7 @@ def _discrete(reader, samples, believed) -> Iterator[Rated]:
     for base in (sample.base for sample in samples):
         try:
             made = [*_windows(few, base), _range(few, base), _heads(few.call, base), own_sources(few.call, base)]
+            made += [_further(few, base)] if base == Dialect() else []
         except Unfit:
             continue
         for dialect in made:  # of one query, a window and a range of keys are the same: a window is likelier
@@ -321,6 +323,28 @@ def _reach(keys, side, never):
     """The smallest window in which keys are seen, so many from a row's own to one side: True, the side is so long; else
     that long whatever the window, None without a limit."""
     return keys.clamp(min=0) if side is True else torch.where(keys > (never if side is None else side), never, 0)
+
+
+def _further(few, base):
+    """RoPE turns q by some positions more or fewer than it should."""
+    rows = _narrow(few.rows(base))
+    d, n_kv = rows.q.shape[-1] // 2 * 2, rows.shape[3]
+    if d * n_kv > TURNED or not d:
+        return base
+    best, at = (math.inf, base), torch.arange(-OFFSETS, OFFSETS + 1).double()
+    for pairs, of_base in product(PAIRS, BASES):
+        (a, b), (x, y) = (
+            (z[..., : d // 2], z[..., d // 2 : d]) if pairs == "halves" else (z[..., :d:2], z[..., 1:d:2])
+            for z in (rows.q[..., None, :], rows.k[:, :, None])
+        )
+        angles = at[:, None] * float(of_base) ** (-torch.arange(0, d, 2).double() / d)  # (offsets, d / 2)
+        S = (a * x + b * y) @ angles.cos().mT + (a * y - b * x) @ angles.sin().mT  # (..., rows, n_kv, offsets)
+        P = torch.softmax(S * rows.scale + rows.bias[..., None], -2).nan_to_num(0.0)
+        error = (torch.einsum("ehrko,ehkf->ehrfo", P, rows.v) - rows.o[..., None]).square().sum((0, 1, 2, 3))
+        if error.min() < best[0]:
+            by = int(at[error.argmin()])
+            best = error.min().item(), replace(base, roles=f"{ROPE}{FURTHER}{by}_{pairs}_{of_base}") if by else base
+    return best[1]
 
 
 def _heads(call, base):

@@ -70,6 +70,8 @@ def _scaled(name, x, scale):
         return x.double() * scale.reshape(())
     scale = scale[None] if scale.ndim == 1 else scale
     full = scale.reshape(*scale.shape, *(1,) * (4 - scale.ndim)) if scale.ndim <= 4 else scale
+    if name == "q" and full.ndim == 4 and shape[1] % full.shape[1] == 0:  # one a head of k, as FlashAttention-3 has it
+        full = full.repeat_interleave(shape[1] // full.shape[1], 1)
     if full.ndim != 4 or full.shape[0] not in (1, shape[0]) or full.shape[1] not in (1, shape[1]):
         got = f"{name}_scale: got shape {tuple(scale.shape)} for {name} {shape}"
         raise ValueError(f"{got}; accepted is one number, (heads,), or (batch, heads, blocks, groups) without the last")

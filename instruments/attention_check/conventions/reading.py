@@ -36,7 +36,8 @@ NORMS = {"l2": 0.0, "rms": 0.5}  # a norm -> the power of head_dim that the leng
 NORMED = {f"{of}_{norm}": (of, power) for of in ("qk", "q", "k") for norm, power in NORMS.items()}
 ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the base
 ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
-           "k": "k once more", "next": "q of the next position"}  # fmt: skip
+           "k": "k once more", "other": "q in other pairs of features than k's"}  # fmt: skip
+FURTHER = "further"  # in place of a key of ROTATED, with a number of positions behind it: q is rotated so many more
 PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features that are rotated together
 BASES = "1e4", "5e5", "1e6"
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
@@ -182,7 +183,7 @@ def _rotated(q, k, roles, at):
     names (arXiv 2104.09864)."""
     what, pairs, base = roles.removeprefix(ROPE).split("_")
 
-    def rotated(x, positions):
+    def rotated(x, positions, pairs=pairs):
         d = x.shape[-1] // 2 * 2
         angles = positions[:, None] * float(base) ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
         a, b = (x[..., : d // 2], x[..., d // 2 : d]) if pairs == "halves" else (x[..., :d:2], x[..., 1:d:2])
@@ -191,8 +192,11 @@ def _rotated(q, k, roles, at):
         return torch.cat([found, x[..., d:]], -1)
 
     sign, keys = -1 if what == "neither" else 1, torch.arange(k.shape[-2])
-    q = q if what == "k" else rotated(q, torch.ones(len(at)) if what == "next" else sign * at)
-    return q, k if what in ("q", "next") else rotated(k, sign * keys)
+    if what.startswith(FURTHER):
+        return rotated(q, torch.full_like(at, int(what.removeprefix(FURTHER)))), k
+    if what == "other":
+        return rotated(rotated(q, -at), at, next(each for each in PAIRS if each != pairs)), k
+    return q if what == "k" else rotated(q, sign * at), k if what == "q" else rotated(k, sign * keys)
 
 
 def _laid_out(call, layout, roles):

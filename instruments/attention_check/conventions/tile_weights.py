@@ -31,7 +31,7 @@ class Rule(StrEnum):
 
     ROW_SUM = "row_sum"  # all tiles of a row have one factor
     BEFORE_MASK = "before_mask"  # that factor is the share of the weights that the mask leaves
-    SINKS_TWICE = "sinks_twice"  # that factor is of a row sum in which the sink counts twice
+    SINKS_AGAIN = "sinks_again"  # that factor is of a row sum in which the sink counts several times
     OTHER_SINKS = "other_sinks"  # that factor is of a row sum with the sink of another head
     PAGE = "page"  # some tiles are missing, and as many count twice
     MISSING = "missing"  # some are missing, the others right
@@ -43,7 +43,7 @@ class Rule(StrEnum):
     OTHER = "other"
 
 
-OF_SINKS = Rule.SINKS_TWICE, Rule.OTHER_SINKS
+OF_SINKS = Rule.SINKS_AGAIN, Rule.OTHER_SINKS
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WrongTiles:
     """The weights of tiles, where within a tile all keys have the right weights among themselves.
 
     Attributes:
-        size: keys of a tile. rule: what the weights follow.
+        size: keys of a tile. rule: what the weights follow. count: how often sinks count, of SINKS_AGAIN.
         tiles: (first key, last key, least, largest) of those that are off in most rows, at most MOST: how many times
             its weight a tile has, the 5th and the 95th percentile of these rows.
     """
@@ -59,6 +59,7 @@ class WrongTiles:
     size: int
     rule: Rule
     tiles: tuple[tuple[int, int, float, float], ...]
+    count: int = 1
 
 
 def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows, Tensor] | None:
@@ -94,7 +95,8 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
             return None
         found = _told(rows, size, times, near, off, counted)
         if found.rule == Rule.ROW_SUM and (sinks := call.options.get("sinks")) is not None:
-            found = replace(found, rule=_of_sinks(rows, times[:, 0], counted, sinks.double().cpu().reshape(-1)))
+            rule, count = _of_sinks(rows, times[:, 0], counted, sinks.double().cpu().reshape(-1))
+            found = replace(found, rule=rule, count=count)
         return found, rows, wrong[..., None]
     return None
 
@@ -145,9 +147,14 @@ def _rule(rows, size, times, near, off, counted):
         if _in_most(gone.sum(-1) == twice.sum(-1)):
             return Rule.PAGE, gone | twice
     parts = S.split(size, -1)
+    sure = wrong & (4 * near < times).all(-1)  # a causal row may see next to nothing of a tile
+    wrong = sure if 2 * sure.sum() > wrong.sum() else wrong
     L = torch.stack([part.logsumexp(-1) for part in parts], -1)[wrong]  # (rows, tiles)
     m = torch.stack([part.amax(-1) for part in parts], -1).cummax(-1).values[wrong]
     log_times = times[wrong].clamp(min=TINY).log()
+    alike = log_times.diff(dim=-1).square().mean(0).sqrt() <= AGREE * _spread(log_times)  # tiles of one part
+    part = torch.cat([torch.zeros(1), (~alike).cumsum(0)]).long()
+    L = torch.stack([L[:, part == each].logsumexp(-1) for each in part.tolist()], -1)
     of_base = (Rule.BASE_2, (math.log(2) - 1) * L), (Rule.BASE_E, (1 / math.log(2) - 1) * L)
     for rule, due in ((Rule.MAXIMUM, m[:, -1:] - m), (Rule.EQUAL, -L), *of_base):
         if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
@@ -156,7 +163,8 @@ def _rule(rows, size, times, near, off, counted):
 
 
 def _of_sinks(rows, times, counted, sinks):
-    """The rule of rows whose factors (rows,) come from other sinks than believed, one for each head; else ROW_SUM."""
+    """The rule of rows whose factors (rows,) come from other sinks than believed, one for each head, else ROW_SUM; and
+    how often the believed ones count."""
     at, L = counted.nonzero()[:, 1], scores(rows)[counted].logsumexp(-1)
     due = rows.sinks.reshape(-1)[at]
     believed = torch.logaddexp(L, due)
@@ -164,11 +172,13 @@ def _of_sinks(rows, times, counted, sinks):
     large = own.isfinite() & (torch.maximum(own, due) - believed > math.log(LEAST))  # a share that can be told
     heads = at[large].unique().tolist()
     found = {head: own[large & (at == head)].median() for head in heads}
-    if heads and all(abs(x - rows.sinks[0, head, 0, 0] - math.log(2)) <= NEAR_SINK for head, x in found.items()):
-        return Rule.SINKS_TWICE
+    again = [(x - rows.sinks[0, head, 0, 0]).exp().item() for head, x in found.items()]
+    count = round(again[0]) if heads else 1
+    if count > 1 and all(abs(math.log(x / count)) <= NEAR_SINK for x in again):
+        return Rule.SINKS_AGAIN, count
     of_others = all((x - sinks).abs().min() <= NEAR_SINK for x in found.values())
     covered = 2 * NEAR_SINK * len(sinks) / (sinks.max() - sinks.min()).clamp(min=NEAR_SINK)  # by chance any number is
-    return Rule.OTHER_SINKS if covered.clamp(max=1) ** len(heads) < LUCK and of_others else Rule.ROW_SUM
+    return (Rule.OTHER_SINKS if covered.clamp(max=1) ** len(heads) < LUCK and of_others else Rule.ROW_SUM), 1
 
 
 def _zeros(parts, gone, others):

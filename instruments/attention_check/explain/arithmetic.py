@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from attention_check.conventions.attention import Rows
 from attention_check.conventions.low_bits import OF_P
-from attention_check.explain.integer_caches import GROUP, by_row, q4_0, q8_0
+from attention_check.explain.integer_caches import GROUP, by_row, in_blocks, q4_0, q8_0
 from attention_check.measure.mistakes import EXPLAINED, Cause, explained_share
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.quantized_attention import Quantization, attention
@@ -38,6 +40,10 @@ STEPS = {  # of a Precision, that are in 16 bits
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays
+INT8_BLOCKS = {  # as SageAttention has them: a format's name -> queries and keys of a block with one scale, smooth
+    f"{name} in blocks of {n_q} queries and {n_kv} keys": (n_q, n_kv, name != "INT8")
+    for name, n_q, n_kv in product(("INT8", SMOOTH), (128, 64, 32), (64, 128))
+}
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {  # as caches hold k and v; of floats without a scale, or one of 1
     "Q8_0": q8_0, "Q4_0": q4_0, "INT8": partial(by_row, most=127), "INT4": partial(by_row, most=7),
     **{f"{low.name} without a scale": low for low in (E4M3, E5M2)},
@@ -52,7 +58,8 @@ class Worst:
     Attributes:
         tensors: q (rows, d), k (n_kv, d), v (n_kv, d_v); o, golden (rows, d_v): float64. options: of `CallOptions`, for
             these rows; the mask is what is added to S, (rows, n_kv).
-        fmt: of the inputs. precision: of a right kernel. block: keys of its tiles.
+        fmt: of the inputs. precision: of a right kernel. block: keys of its tiles. queries: of the whole head, float64
+            (n_q, d), at which the rows stand `at`; None where these are not at hand.
     """
 
     tensors: tuple[Tensor, Tensor, Tensor]
@@ -62,21 +69,33 @@ class Worst:
     fmt: Format
     precision: Precision
     block: int
+    queries: Tensor | None
+    at: Tensor
 
     @classmethod
-    def of(cls, rows: Rows, entry: int, head: int, at: Tensor, *kernel: Any) -> "Worst":
-        """Some rows of a head, by their places among the sampled ones."""
+    def of(
+        cls, rows: Rows, q_of_call: Tensor | None, entry: int, head: int, at: Tensor, *kernel: Any
+    ) -> "Worst":  # fmt: skip
+        """Some rows of a head, by their places among the sampled ones. q_of_call: (batch, heads, n_q, d)."""
+        entries, heads, rows_at = rows.places
+        queries = None if q_of_call is None else q_of_call[entries[entry], heads[head]].detach().double().cpu()
         q, o, golden, bias = (x[entry, head, at] for x in (rows.q, rows.o, rows.golden, rows.bias))
         k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # they see nothing but numbers
         options = rows.options() | dict(mask=bias)
         if "sinks" in options:
             options["sinks"] = options["sinks"][head : head + 1]
-        return cls((q, k, v), o, golden, options, *kernel)
+        return cls((q, k, v), o, golden, options, *kernel, queries, rows_at[at])
 
     def tiled(self, precision: Precision, *tensors: Tensor, size: int = BLOCK, **changed: Any) -> Tensor:
         """The rows of an emulated kernel, of other tensors and options than the call's where they are given."""
         options = self.options | changed
         return kernels.tiled(*(tensors or self.tensors), tiling=Tiling(64, size), precision=precision, **options)
+
+    def maximum_known(self) -> dict[str, Any]:
+        """Options of `tiled` with which each row's maximum is known beforehand, and nothing is rescaled."""
+        S = self.tensors[0] @ self.tensors[1].mT * self.options["scale"] + self.options["mask"]
+        zero = Algorithm("fa2", maximum=lambda tile: torch.zeros_like(tile[:, :1]))
+        return dict(algorithm=zero, mask=self.options["mask"] - S.amax(-1, keepdim=True))
 
     def causes(self, computed: Iterator[Computed]) -> list[Cause]:
         """Those that explain PARTLY of the error or more. A number that was fitted to it must earn its place."""
@@ -93,10 +112,12 @@ class Worst:
         return ((self.o * self.golden).sum() / self.golden.square().sum().clamp(min=1e-300)).item()
 
 
-def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Cause | None:
+def computation(
+    rows: Rows, fmt: Format, precision: Precision, block: int, q_of_call: Tensor | None = None
+) -> Cause | None:  # fmt: skip
     """The computation that reproduces most of the error in the worst rows of the worst head, and of another head, or in
-    other rows where there is one head; None where none of those tried reproduces PARTLY of both. fmt, precision, block:
-    as of Worst.
+    other rows where there is one head; None where none of those tried reproduces PARTLY of both. fmt, precision, block,
+    q_of_call: as of Worst.
 
     Returns:
         Its key is one of mistakes.ROUNDINGS: "kernel" is one of a coarser format, "products" only its products, "cut"
@@ -116,7 +137,7 @@ def computation(rows: Rows, fmt: Format, precision: Precision, block: int) -> Ca
         others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
     else:
         at, other, others = at[::2], worst, at[1::2]
-    first, again = (Worst.of(rows, *of, chosen, fmt, precision, block)
+    first, again = (Worst.of(rows, q_of_call, *of, chosen, fmt, precision, block)
                     for of, chosen in ((worst, at), (other, others)))  # fmt: skip
     confirmed: list[Cause] = []
     for family in (_coarser, _quantized, _steps):  # the cheaper ones first
@@ -174,6 +195,9 @@ def _quantized(rows: Worst) -> Iterator[Computed]:
                 yield "quantized_kv", f"{scheme} and {other}", 0, rows.tiled(precision, q, low_k, cast_v(v))
     smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
     yield "quantized_qk", SMOOTH, 0, rows.tiled(precision, *smooth)
+    for name, (n_q, n_kv, less) in INT8_BLOCKS.items() if rows.queries is not None else ():
+        low_k = in_blocks(k - k.mean(0) if less else k, n_kv)
+        yield "quantized_qk", name, 0, rows.tiled(precision, in_blocks(rows.queries, n_q)[rows.at], low_k, v)
 
 
 def _steps(rows: Worst) -> Iterator[Computed]:
@@ -192,8 +216,9 @@ def _steps(rows: Worst) -> Iterator[Computed]:
                 continue
             changed, carried = replace(exact, **dict.fromkeys(steps, fmt)), key in CARRIED
             for size in dict.fromkeys((block, *(size for size in BLOCKS if carried and size < n_kv))):
-                for algorithm in ("fa2", "fa1")[: 1 + carried]:
-                    o = rows.tiled(changed, size=size, algorithm=algorithm)
+                orders = [dict(algorithm=name) for name in ("fa2", "fa1")[: 1 + carried]]
+                for order in (*orders, *[rows.maximum_known()] * carried):
+                    o = rows.tiled(changed, size=size, **order)
                     yield key, fmt.name, -(-n_kv // size) * carried, precision.output(o)
     if (mask.isfinite() & (mask != 0)).any():  # as ALiBi is that counts from the first key
         least = mask.masked_fill(mask == -math.inf, math.inf).amin(-1, keepdim=True)

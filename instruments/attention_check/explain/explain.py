@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.low_bits import EIGHT_BITS, SCALES, dequantised
+from attention_check.conventions.low_bits import EIGHT_BITS, OF_P, SCALES, dequantised
 from attention_check.conventions.reading import CapturedCall
 from attention_check.explain.explanation import explanation
 from attention_check.explain.other_outputs import with_other_outputs
@@ -118,6 +118,7 @@ def captured_call(
     if len({found[name].dtype for name in "qkv"}) > 1:
         raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
     fmt = reading.fmt or ("" if stated else narrower_format(found))
+    fmt, stated = ("", fmt) if fmt in OF_P else (fmt, stated)
     if stated in ("BF16", "FP16") and all(narrowed(x, Format.of(stated).dtype) is not x for x in values.values()):
         fmt, stated = stated, ""
     if not fmt and all(torch.equal(x.float().double(), x.double()) for x in found.values() if x.dtype == torch.float64):

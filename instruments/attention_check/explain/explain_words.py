@@ -17,7 +17,7 @@ LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called 
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
 SAME = 1.1  # times the other's error: two outputs that are as near
-FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Cause
+LESS_MEAN = "INT8 (K less its mean over keys)"  # SMOOTH, of a Cause
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
     Verdict.CONVENTION: "The output is right under another convention than yours: choose one of the two.",
@@ -56,16 +56,16 @@ CHANGES = {  # of an OtherOutput -> what it is
 }  # fmt: skip
 TILES = {  # of a Rule -> what is wrong
     Rule.ROW_SUM: "each row is multiplied by a number of its own",
-    Rule.SINKS_TWICE: "its sinks count twice in the row sum",
+    Rule.SINKS_AGAIN: "its sinks count {count} times in the row sum",
     Rule.OTHER_SINKS: "its heads have the sinks of other heads",
     Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
     Rule.PAGE: "some pages of {size} keys are taken twice, in place of others",
     Rule.MISSING: "tiles of {size} keys are missing",
     Rule.ZEROS: "tiles of {size} keys are zeros: they count in the row sum, and have no values",
     Rule.MAXIMUM: "its tiles of {size} keys are not rescaled where a later one raises the maximum",
-    Rule.EQUAL: "parts of {size} keys are merged without their log-sum-exp: each counts alike",
-    Rule.BASE_2: "parts of {size} keys are merged by 2 to the power of their natural log-sum-exp",
-    Rule.BASE_E: "parts of {size} keys are merged by e to the power of their log-sum-exp of base 2",
+    Rule.EQUAL: "parts of keys are merged without their log-sum-exp: each counts alike",
+    Rule.BASE_2: "parts of keys are merged by 2 to the power of their natural log-sum-exp",
+    Rule.BASE_E: "parts of keys are merged by e to the power of their log-sum-exp of base 2",
     Rule.OTHER: "tiles of {size} keys have wrong weights",
 }
 OUT_OF_SIGHT = (
@@ -229,7 +229,7 @@ def _bug(found, name):
         parts = ((page.entry, page.first), (page.of_entry, page.of_first)) if page else ()
         said = BUGS[kind].format(
             found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
-            rule=tiles and TILES[tiles.rule].format(size=tiles.size),
+            rule=tiles and TILES[tiles.rule].format(size=tiles.size, count=tiles.count),
             moved="; ".join(f"keys {a.first} to {a.first + a.size - 1} have the values of keys {a.of_first} to "
                             f"{a.of_first + a.size - 1}" for a in found.moved),
             nan="1 row is" if count == 1 else f"{count:,} rows are",
@@ -314,7 +314,7 @@ def _tiles(found):
             yield f"It is {span}, {rows}. The weights of a row are right among themselves: its row sum is wrong."
         elif rule == Rule.MISSING:
             yield f"Keys {first} to {last} are missing, {rows}."
-        elif rule not in (Rule.BEFORE_MASK, Rule.SINKS_TWICE, Rule.OTHER_SINKS):
+        elif rule not in (Rule.BEFORE_MASK, Rule.SINKS_AGAIN, Rule.OTHER_SINKS):
             yield f"Keys {first} to {last} have {span} times their weight, {rows}."
     yield f"With these weights o is right to rounding; as attention it is off by {found.residual:.2g} of its size."
 
@@ -362,7 +362,7 @@ def _bound(found):
 
 
 def _computation(found: Cause) -> str:
-    text = subject(vars(found) | dict(fmt=FORMATS.get(found.fmt, found.fmt)))
+    text = subject(vars(found) | dict(fmt=found.fmt.replace(SMOOTH, LESS_MEAN)))
     rest = "; the rest is of another order of sums, or of something else" if found.share < ALL_OF_IT else ""
     return f"{text} ({found.share:.0%} of the squared error{rest})"
 
@@ -376,6 +376,8 @@ def _where(where: WrongRegions) -> str:
     for one, several in dict(entry="entries", head="heads", row="rows", feature="features").items():
         if ranges := getattr(where, several):
             parts.append(f"{one if len(ranges) == 1 and len({*ranges[0]}) == 1 else several} {_listed(ranges)}")
+    if where.share == 1 and not parts:
+        return "all heads, in each by itself"
     share = "under 1%" if where.share < 0.005 else f"{where.share:.0%}"
     return f"{', '.join(parts) or 'places without a pattern'} ({share} of the rows)"
 

@@ -148,6 +148,8 @@ def _diagnose(
             return explained(Distance.of(call, dialect), dropout=share)
     if is_part:
         return None
+    if outcome and found and (alone := _first_head(call, outcome, found, believed)):
+        return alone
     if outcome and (features := _wrong_features(outcome)):
         return explained(outcome, where=features)
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
@@ -173,7 +175,8 @@ def _coarser(call: CapturedCall, numbers: Distance, believed: float) -> Explanat
     if numbers.residual > COARSE:
         return None
     best, fmt = numbers.rows.dialect, call.precision.output if call.stated in OF_P else call.fmt
-    found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block)
+    q = None if best.layout or best.roles else call.q
+    found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block, q)
     changes = best.changes()
     near = NEAR * min(1.0, believed) if changes else NEAR  # so it explains 99 % of the squared error
     if changes.keys() & GRADUAL:
@@ -229,6 +232,20 @@ def _apart(
         if inner.spans or inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
             return explained(inside=(entry, tuple(of.tolist()), inner))
     return None
+
+
+def _first_head(call: CapturedCall, numbers: Distance, found: Scan, believed: float) -> Explanation | None:
+    """Of an output that is wrong in all heads, in another way in each perhaps: what the first head is by itself."""
+    if numbers.rows.dialect.changes() or call.q.shape[1] == 1 or found.residual_by_row.shape[:2] != call.q.shape[:2]:
+        return None
+    at = torch.zeros(1, dtype=torch.int64)
+    own = replace(call, at=(at, at, found.places[2]))
+    fits = search(own)
+    inner = _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
+    if inner is None or not inner.dialect or inner.where is not None or inner.dialect.keys() & OF_ALL - {"alibi"}:
+        return None
+    where = WrongRegions(1.0, (), (), (), (), (*numbers.rows.shape[:3], call.v.shape[-1]))
+    return numbers.explained(Verdict.BUG, believed, found.count, inside=(0, (0,), inner), where=where)
 
 
 def _located(found: Scan, wrong_rows: Tensor, numbers: Distance) -> WrongRegions | None:
@@ -296,13 +313,18 @@ def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Expla
         if numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(call, scan(call, numbers.rows), numbers, believed)
-            verdict, changes = _of_conventions(dialect), dialect.changes()
-            mask = call.options.get("mask")
-            of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not call.options.get("causal")
-            if of_rows and "causal" in changes and "mask" not in changes:
-                verdict = Verdict.BUG  # it hides what the mask shows
+            verdict = Verdict.BUG if _contradicts(call, dialect.changes()) else _of_conventions(dialect)
             return _verdict_if_uniform(call, numbers, verdict, believed)
     return None
+
+
+def _contradicts(call: CapturedCall, changes: dict[str, Any]) -> bool:
+    """Whether an output is right with another scale than the one that was given, causally where that was denied, or
+    hides causally what the call's mask shows: nobody means that as a convention."""
+    mask, causal = call.options.get("mask"), call.options.get("causal")
+    of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not causal
+    hides = "causal" in changes and (causal is False or of_rows and "mask" not in changes)
+    return hides or "scale" in changes and call.options.get("scale") is not None
 
 
 def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):

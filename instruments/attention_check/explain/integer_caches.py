@@ -1,5 +1,6 @@
 """K and V as caches hold them in whole numbers: llama.cpp's Q8_0 and Q4_0, and rows with a scale each."""
 
+import torch
 from torch import Tensor
 
 from fa_lib.numerics.formats import FP16, FP32, Format
@@ -25,6 +26,11 @@ def q4_0(x: Tensor) -> Tensor:
 def by_row(x: Tensor, most: int) -> Tensor:
     """Integers up to `most`, times a scale in FP32 for each row."""
     return _integers(x, most, FP32)
+
+
+def in_blocks(x: Tensor, rows: int) -> Tensor:
+    """x (n, features) as integers to 127, times a scale in FP32 for each block of so many rows."""
+    return torch.cat([by_row(block.flatten(), 127).reshape(block.shape) for block in x.split(rows)])
 
 
 def _integers(parts: Tensor, most: int, fmt: Format) -> Tensor:

@@ -123,6 +123,7 @@ GRADIENTS_WITH = {  # a capability -> what its gradients are called
 }  # fmt: skip
 NAMED_OPTIONS = (*OPTIONS, "scale", "gqa", GRADIENTS)  # that a reader means by options
 LARGE = Call("large_scores", 256, 256)  # scores up to some 250
+LARGE_CAPPED = Call("large_scores_softcap", 256, 256, options=dict(softcap=2.0))  # a tanh of exponentials overflows
 OF_A_DEFECT = (  # Python's errors of a program with a defect; an AssertionError is its author's word
     "IndexError", "KeyError", "AttributeError", "TypeError", "ZeroDivisionError", "NameError", "UnboundLocalError",
     "RecursionError",

@@ -25,6 +25,7 @@ from attention_check.measure.capability import (
     HEAD_DIMS,
     IN_EVERY_FORMAT,
     LARGE,
+    LARGE_CAPPED,
     MORE,
     OFF_TILES,
     PAST_THE_END,
@@ -70,8 +71,8 @@ def contract(
 
     Returns:
         rows: asked, dim, head_dim, outcome, note, problem, times. Formats come first.
-            asked: a format, the key of a Capability, RACES, LARGE, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a
-                key, where that is answered, or SINKS_GRADIENT.
+            asked: a format, the key of a Capability, RACES, LARGE, LARGE_CAPPED, GRADIENTS, GRADIENTS_AT,
+                GRADIENTS_WITH of a key, where that is answered, or SINKS_GRADIENT.
             dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
             outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
             `call_kernel` has it; or it raises what is no refusal, at a call that its signature takes) or WRONG (it
@@ -114,7 +115,8 @@ def contract(
     for d in head_dims or ():
         if d not in HEAD_DIMS:
             asker.ask(HEAD_DIM, fmt, at_head_dim(d))
-    asker.ask(LARGE.key, fmt, LARGE, times=64)
+    for large in (LARGE, *[LARGE_CAPPED] * ("softcap" in answered)):
+        asker.ask(large.key, fmt, large, times=64)
     if asker.ask_gradients(fmt) == Outcome.ANSWERED:
         for row in [*asker.rows]:
             if row["asked"] == HEAD_DIM and row["outcome"] == Outcome.ANSWERED:

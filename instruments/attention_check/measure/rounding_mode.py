@@ -58,13 +58,16 @@ def rounding_mode(
 def _output(ask, fmt, head_dim):
     """Equal P over KEYS keys, the others hidden. Most V are one of two neighbours, so that O lies between them, where
     the share of keys puts it; one V is twice the lower neighbour, and one is small: it moves the sum a little to either
-    side of the tie. Where that does not decide, the sum itself is not exact, and nothing is said of ties."""
+    side of the tie. Where that does not decide, the sum itself is not exact, and nothing is said of ties. In the last
+    share one V is a neighbour nearer to zero: only bits that are dropped bring O there. Without a maximum subtracted P
+    is not 1, and its rounding alone may take O half an ulp down."""
     low, up = _neighbours(fmt)  # (4,)
     ulp = (up - low).abs().max()
-    shares = torch.tensor([KEYS // 4, KEYS // 2, KEYS // 2, KEYS // 2, 3 * KEYS // 4])
-    little = torch.tensor([0.0, -1.0, 0.0, 1.0, 0.0]) * ulp / 64  # a thousandth of ulp in O
+    shares = torch.tensor([KEYS // 4, KEYS // 2, KEYS // 2, KEYS // 2, 3 * KEYS // 4, 0])
+    little = torch.tensor([0.0, -1.0, 0.0, 1.0, 0.0, 0.0]) * ulp / 64  # a thousandth of ulp in O
     V = torch.where(torch.arange(KEYS)[:, None, None] < shares[:, None], up, low)  # (KEYS, shares, 4)
     V[-2], V[-1] = 2 * low, little[:, None] * low.sign()
+    V[0, -1] -= ulp * low.sign()
     V = V.flatten(1)
     v = torch.nn.functional.pad(V, (0, head_dim - V.shape[1], 0, FEW - KEYS))
     q, k = torch.zeros(2, FEW, head_dim, dtype=torch.float64)
@@ -73,10 +76,12 @@ def _output(ask, fmt, head_dim):
     if answer.o is None:
         return "output", fmt.name, "not_seen", answer.outcome, answer.problem
     o = answer.o[0, 0, -1, : V.shape[1]].reshape(len(shares), 4)
-    went_up, on_grid = (o - low).abs() > (o - up).abs(), ((o == low) | (o == up)).all()
-    below, just_below, tie, just_above, above = went_up
+    went_up, on_grid = (o - low).abs() > (o - up).abs(), ((o == low) | (o == up))[:-1].all()
+    below, just_below, tie, just_above, above, _ = went_up
     exact = bool((~just_below).all() and just_above.all())
     mode = _named(below, tie if exact else None, above) if on_grid else "not_seen"
+    if mode == "truncates" and not (o[-1].abs() < low.abs()).all():
+        mode = "not_seen"
     return "output", fmt.name, mode, answer.outcome, answer.problem
 
 

@@ -36,6 +36,7 @@ LABELS = {
     "boolean_mask_padding": "another boolean mask of keys for each sequence, (batch, 1, 1, keys)",
     "added_mask_first": "a mask of -inf that hides 1,100 first keys",
     "window_first": "a window that hides 1,170 first keys", "large_scores": "scores up to some 250",
+    "large_scores_softcap": "a softcap of scores up to some 250",
     "sinks_gradient": "gradient of the sinks", HEAD_DIM: "head_dim", GRADIENTS_AT: "gradients at head_dim",
 }  # fmt: skip
 SHORT = {"one_query_decoding": "one query", OFF_TILES: "N = 203"}  # beside something else

@@ -16,7 +16,10 @@ def lines(w: Weights) -> list[str]:
     believed, worst, found = f"attention{' with ' * bool(asked)}{asked}", float(w.times.max()), differences(w)
     first = f"The weights are not those of {believed}: {int((w.times > 1).sum()):,} of {w.times.numel():,} differ."
     if worst <= 1:
-        first = f"The weights are those of {believed}: the largest error is {worst:.2g} of its bound."
+        heads, n_q, n_kv = w.times.shape
+        queries = f"{n_q} quer{plural(n_q, 'y', 'ies')}"
+        size = f"in a call of {heads} head{plural(heads, '')}, {queries} and {n_kv} key{plural(n_kv, '')}"
+        first = f"The weights are those of {believed}, {size}: the largest error is {worst:.2g} of its bound."
         scale = f"Scores are multiplied by {_numbers(w.map.scale)}. " * bool((w.map.scale_error < w.scale).all())
         found = [f"{scale}Rows sum up to {_span(w.measured.sum(-1))}."]
     found += [f"P is in {w.fmt}, by its steps."] if w.fmt else []

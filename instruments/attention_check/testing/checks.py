@@ -23,6 +23,7 @@ from attention_check.measure.capability import (
     HEAD_DIM,
     HEAD_DIMS,
     LARGE,
+    LARGE_CAPPED,
     SINKS_GRADIENT,
     Capabilities,
 )
@@ -50,6 +51,7 @@ ANSWERS = (  # (asked, dim) of `contract`
     *((f"{fmt}", 0) for fmt in FORMATS),
     *((each.key, each.call.head_dim or 0 if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
     (LARGE.key, 0),
+    (LARGE_CAPPED.key, 0),
     (GRADIENTS, 0),
     *((GRADIENTS_AT, d) for d in HEAD_DIMS),
     *((asked, 0) for asked in GRADIENTS_WITH.values()),
