@@ -110,7 +110,7 @@ CASES = {  # a defect -> q, k, v, o and what the caller believes; the verdict, a
 VERDICTS = {
     Verdict.ROUNDING: ("right", "eager"), Verdict.PRECISION: ("BF16 execution",),
     Verdict.CONVENTION: (
-        "layout of the output", "three at once", "key heads interleaved", "ALiBi", "scale twice", "ALiBi of six heads",
+        "layout of the output", "key heads interleaved", "ALiBi", "ALiBi of six heads",
         "a window", "another window", "a window to both sides", "heads side by side", "fewer key heads side by side"),
 }  # fmt: skip
 DIALECTS = {
