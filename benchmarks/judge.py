@@ -23,7 +23,6 @@ PAGE, KERNELS = ROOT / "docs" / "reference" / "mutants.md", ROOT / "data" / "mut
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 SKELETON = next(each.name for each in mutants.CONTROLS if each.key == "fa2")
 SEEDS = 6
-FIRST_LOOK = ROOT / "benchmarks" / "second_mutants" / "first_look.csv"
 
 
 @dataclass(frozen=True)
@@ -141,15 +140,7 @@ def document(rows: pd.DataFrame) -> str:
     parts = [f"Draws of inputs: {rows.seed.nunique()}."]
     for of in (FIRST, SECOND):
         parts += [f"## Score on {of.name}", totals(rows, of)]
-    parts += ["## The second set at first sight", totals(first_look(), SECOND)]
     return "\n\n".join(parts)
-
-
-def first_look() -> pd.DataFrame:
-    """What judges said of the second set before ours was changed for it: rows as of `score`."""
-    rows = pd.read_csv(FIRST_LOOK, keep_default_na=False)
-    names = {each.key: each.name for each in SECOND.every}
-    return rows.assign(kernel=rows.kernel.map(names), tells=rows.tells.str.split())
 
 
 def main():
