@@ -141,16 +141,6 @@ def test_one_tile_is_baseline_with_the_division_last(problem, fmt):
     assert torch.equal(fa1, fa2) and torch.equal(fa2, O)
 
 
-@settings(max_examples=60, deadline=None)
-@given(problems(), st.integers(1, 80))
-def test_causal_is_its_boolean_mask(problem, block_kv):
-    q, k, v, _ = problem
-    seen = seen_keys(q, k, {"causal": True, "mask": None})
-    for algorithm in ("fa1", "fa2"):
-        call = dict(tiling=Tiling(8, block_kv), precision=Precision.uniform(BF16), algorithm=algorithm)
-        assert torch.equal(tiled(q, k, v, causal=True, **call), tiled(q, k, v, mask=seen, **call))
-
-
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(1, 80))
 def test_output_lies_on_the_output_formats_grid(problem, block_kv):
@@ -355,15 +345,6 @@ def test_golden_refuses_what_is_not_finite_unless_asked():
         golden(q, k, v, inputs=FP64)
     found = deviation(golden(q, k, v, inputs=FP64, allow_nonfinite=True), torch.zeros(1, 1, 4, 8))
     assert found.nonfinite == 4 and math.isnan(found.max)
-
-
-def test_tiles_of_the_paper():
-    assert Tiling.from_sram(64 * 1024, 64) == Tiling(64, 256)
-    assert Tiling.from_sram(4 * 64 * 20, 64) == Tiling(20, 20)
-    assert Tiling(64, 256).swapped() == Tiling(256, 64) and Tiling(64, 256).square() == Tiling(128, 128)
-    assert Tiling(64, 256).area == 64 * 256
-    with pytest.raises(ValueError, match="elements"):
-        Tiling.from_sram(0, 64)
 
 
 MEMORY = """

@@ -12,11 +12,11 @@ import torch
 from attention_check.tolerance_sums import repeated
 from fa_lib import kernels, theory
 from fa_lib.experiments.ablation import carried
-from fa_lib.experiments.law import carried_in, measured, only_sums, predicted
+from fa_lib.experiments.law import carried_in, only_sums
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP16, FP64
+from fa_lib.numerics.formats import BF16, FP64
 from fa_lib.numerics.metrics import deviation
 from fa_lib.theory import drift, recurrence, rounding_counts, simulation, worst_inputs
 from fa_lib.theory.extremes import RMS, largest
@@ -56,19 +56,6 @@ def test_one_addition_has_the_distribution_of_round(spread):
     assert found[0] == pytest.approx(mean, abs=2e-3) and found[1] == pytest.approx(square, abs=2e-3)
     if spread == 0.01:
         assert found[0][1] == pytest.approx(-0.4, abs=2e-3)
-
-
-@pytest.mark.slow
-def test_where_roundings_repeat_the_law_follows_and_independent_ones_do_not():
-    for tiles, repeat in ((8, False), (64, True)):
-        one = dict(distributions=["uniform"], tiles=[tiles], bits=[8])
-        table = pd.DataFrame(row for seed in range(4) for row in measured(seed, **one))
-        means = table.groupby("algorithm")[["measured", "simulated"]].mean()
-        means = means.join(pd.DataFrame(predicted("uniform", tiles, bits=(8,))).set_index("algorithm"))
-        assert ((means.counted < 0.75 * means.measured) == repeat).all()
-        assert (means.simulated / means.measured).between(0.9, 1.1).all()
-        assert 0.9 < means.predicted.fa2 / means.measured.fa2 < 1.1
-    assert repeated(FP16, 64, 0.02) < 0.1 * theory.expected(Precision.uniform(FP16), tiles=64)
 
 
 def test_errors_of_o_and_l_cancel_where_their_significands_agree():
