@@ -20,6 +20,7 @@ from fa_lib.experiments.rescaling import rescaling
 from fa_lib.experiments.sink_gradients import sink_gradient
 from fa_lib.kernels.quantized_attention import OPERANDS
 from fa_lib.numerics.tensor_cores import UNITS
+from fa_lib.theory import worst_inputs
 
 SIZE = dict(rows=32, head_dim=64, heads=2)
 APART = ("fp8_tensor", "mxfp8_up", "nvfp4", "nvfp4_two_level")
@@ -46,6 +47,8 @@ CELLS = [  # a table, its experiment, one cell of its grid, and what the table d
     ("13_theory", measured, dict(seed=0), dict(distributions=["normal"], tiles=[1, 8], bits=[8, 10, 12, 16])),
     ("13_theory.blocks", predicted, dict(distribution="uniform", tiles=32, block_kv=80, drawn=2048),
      dict(bits=[8, 10, 12])),
+    *[("13_theory.worst", worst_inputs.worst, dict(fmt="BF16", tiles=tiles, seed=2, candidates=256), {})
+      for tiles in (4, 8)],  # too small, too large
     *[("15_tensor_cores", tensor_cores.sums, dict(fmt=fmt, distribution="uniform", n=512, seed=0, rows=4), {})
       for fmt in ("BF16", "E4M3")],
     ("16_block_scales", block_scales, dict(kind="shifted K", seed=0, n=2048, rows=128, head_dim=128),

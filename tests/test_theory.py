@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP64
 from fa_lib.numerics.metrics import deviation
-from fa_lib.theory import drift, recurrence, rounding_counts, simulation, worst_inputs
+from fa_lib.theory import drift, recurrence, rounding_counts, simulation
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.law import VALUES_OF
 from fa_lib.theory.rounding_counts import BACK
@@ -184,23 +183,6 @@ def test_what_dividing_and_multiplying_back_costs_depends_on_where_o_lies():
     for cost, O in places.items():
         x = BF16(O * l)
         assert (((BF16(BF16(x / l) * l) / x - 1) ** 2).mean() / one).item() == pytest.approx(cost, rel=0.03)
-
-
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-def test_the_search_for_the_worst_takes_the_tile_after_which_the_kernel_is_furthest_off(algorithm):
-    found = worst_inputs.search(BF16, 5, 3, algorithm=algorithm, candidates=8)
-    random, sides = np.random.default_rng(3), []
-    kernel = partial(kernels.tiled, tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm=algorithm)
-    for side in (1, -1):
-        x = np.zeros((2, 0, 8))
-        for _ in range(5):
-            scores, values = random.uniform(size=(2, 1, 8))
-            x = np.concatenate([x, [-scores, 0.5 + values / 2]], 1)
-            best = (side * worst_inputs._error(kernel, x, BF16, 64)).argmax()
-            x = np.repeat(x[..., [best]], 8, 2)
-        sides.append(x[..., :1])
-    errors = [worst_inputs._error(kernel, x, BF16, 64).abs().item() for x in sides]
-    assert np.array_equal(found, sides[int(np.argmax(errors))])
 
 
 @pytest.mark.slow
