@@ -43,7 +43,7 @@ def attention(
         S = S.masked_fill(~mask, low) if mask.dtype == torch.bool else S + mask.float()
     hidden = torch.zeros(n_q, n, dtype=torch.bool)
     if causal:
-        hidden |= k_at > own + int("a key of the future" in wrong)
+        hidden |= k_at > own
     if window is not None:
         hidden |= (k_at < own - window[0] - int("a wide window" in wrong)) | (k_at > own + window[1])
     S = S.masked_fill(hidden, -1e4 if "a mask of -1e4" in wrong else -math.inf)
