@@ -15,7 +15,7 @@ from fa_lib.experiments.law import carried_in, only_sums
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP64
+from fa_lib.numerics.formats import BF16, FP16, FP64
 from fa_lib.numerics.metrics import deviation
 from fa_lib.theory import drift, recurrence, rounding_counts, simulation
 from fa_lib.theory.extremes import RMS, largest
@@ -69,6 +69,7 @@ def test_errors_of_o_and_l_cancel_where_their_significands_agree():
     assert alone == pytest.approx((14, 9.2, 5.5), rel=0.02)
     allowance = [repeated(BF16, t, 0.021) / BF16.unit_roundoff for t in (32, 64, 128)]
     assert all(1.1 < a / error(t, row_sum=BF16) < 1.6 for a, t in zip(allowance, (32, 64, 128)))
+    assert repeated(FP16, 64, 0.02) < 0.1 * theory.expected(Precision.uniform(FP16), tiles=64)  # terms dither it
 
 
 def test_the_program_carries_as_the_emulator_does():
@@ -184,7 +185,7 @@ def test_what_dividing_and_multiplying_back_costs_depends_on_where_o_lies():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [0.45, 0.5, 0.52, 0.75, 0.9])
+@pytest.mark.parametrize("mean", [0.45, 0.75])
 def test_the_law_follows_fa1_wherever_o_lies(mean, monkeypatch):
     """docs/law/theory.md: FA1 in BF16, 128 and 256 tiles of 64 keys, for several means of V."""
     monkeypatch.setitem(rounding_counts.VALUES, "one_sign", replace(rounding_counts.VALUES["one_sign"], mean=mean))
