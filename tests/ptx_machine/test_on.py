@@ -1,11 +1,16 @@
 """Kernels by name in a GPU's arithmetic, the label that readers see, and the GPU that their code believes in; Triton is
 in tests/gpu."""
 
+import re
+
 import pytest
 import torch
 from in_a_folder import command
 
+from attention_check.commands import reports
 from attention_check.gpu import on
+from attention_check.judge.findings import Judgement
+from attention_check.measure.plan import CheckPlan
 from attention_check.report.about import package_of
 from fa_lib import kernels
 from fa_lib.execution.machine import installed
@@ -83,6 +88,18 @@ def test_a_text_is_read_once_and_the_kernel_says_its_key_and_its_label(name, wor
     assert KernelRef.of("gallery:mlx_sdpa") == KernelRef.of("attention_gallery:mlx_sdpa")
     with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd"):
         KernelRef.of("mine:f@sbhd")
+
+
+TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
+FLASH = KernelRef.of("fa_lib.kernels.compiled:flash", "A100")
+
+
+def test_a_page_its_files_and_its_record_name_the_kernel_and_the_gpu(tmp_path):
+    report = reports.check_kernel(FLASH, TINY, tmp_path)
+    page = report.page.read_text()
+    assert report.page.name == "fa_lib.kernels.compiled_flash_on_A100.html" and FLASH.label in page
+    assert not re.findall(r"gpu[.:]on:|attention_check\.gpu", page)
+    assert report.record["label"] == FLASH.label and Judgement.of(report.record).subject == FLASH.key
 
 
 @pytest.mark.parametrize("name, package", [
