@@ -5,6 +5,7 @@ of `of_sgd`. The sentence around it is free."""
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.pretrained import DRAWN
+from fa_lib import FP32, Precision, Tiling, deviation
 from fa_lib.execution import ledger
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import RECORDED, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of
+from fa_lib.kernels import tiled
+from fa_lib.kernels.rule import ALLOWED, Case, exact
 from fa_lib.numerics.confidence import interval
 from fa_lib.training import campaign, spike_record
 from fa_lib.training.distances import LOW_PRECISION, MEASURES, by_measure
@@ -201,6 +205,25 @@ def of_dq(path):
     assert table.query("distribution == 'uniform' and tensor == 'o'").passed.all()
     dq = table.query("distribution == 'uniform' and tensor == 'dq'")
     return [f"{(~dq.passed).sum()} of {len(dq)}", f"{dq.ratio.median():.1f}", f"{dq.ratio.max():.1f}"]
+
+
+@number
+def of_an_fp32_o_in_delta():
+    """By the emulation, at the calls that the H100 ran."""
+
+    def wide(q, k, v, **options):
+        precision = replace(Precision.kernel(q.dtype), output=FP32)
+        x = (t.float() for t in (q, k, v))
+        return tiled(*x, tiling=Tiling(64, 64), precision=precision, **options).to(q.dtype)
+
+    table, times = pd.read_csv(H100 / "01_kernels.rule.csv"), []
+    for call in table.query("kernel == 'as_shipped' and distribution == 'uniform' and tensor == 'dq'").itertuples():
+        case = Case(call.shape, call.head_dim, call.distribution, call.fmt, call.seed)
+        truth = exact(case)
+        baseline = dict(zip(ALLOWED, truth["baseline"].tolist()))["dq"]
+        times.append(deviation(case.results(wide)["dq"], truth["dq"]).max / baseline)
+    assert max(times) <= ALLOWED["dq"]
+    return [f"{len(times)}", f"{np.median(times):.2f}", f"{max(times):.2f}"]
 
 
 @number
