@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
+from attention_check.judge.findings import Verdict
 from benchmarks.pretrained import DRAWN
 from fa_lib import FP32, Precision, Tiling, deviation
 from fa_lib.execution import ledger
@@ -180,6 +182,46 @@ def of_other_orders_of_the_keys():
 def of_fp32():
     steps = [ratio(None, "flash_fp32", "perturb_fp32_1e-8", step=step) for step in (250, 300)]
     return [spread(x) for x in [ratio("fp32", "reversed_keys_fp32", "flash_fp32"), *steps]]
+
+
+@number
+def of_the_judge_at_first_sight():
+    rows, first = (pd.read_csv(ROOT / "benchmarks" / "mutations" / f"{name}.csv", index_col="number")
+                   for name in ("mutations", "first_look"))  # fmt: skip
+    high = (rows.above > 10) & ~rows.kind.isin(("raises", "same bits"))
+    severe, failed = high | (rows.kind == "raises"), first.verdict.reindex(rows.index) == Verdict.FAILS
+    assert first.assert_close.reindex(rows.index)[high].all()  # "fails all"
+    k, n = (failed & severe).sum(), severe.sum()
+    low, most = binomtest(int(k), int(n)).proportion_ci()
+    share = [f"{100 * k / n:.0f}", f"{100 * low:.0f} to {100 * most:.0f}"]
+    return [f"{k} of {n}", *share, f"{high.sum()}", f"{(failed & high).sum()}"]
+
+
+def by_kind(rows):
+    """Of changes of a GPU kernel, by kind and of all: severe ones that were judged, how many of them failed, and the
+    95 % interval of that share."""
+    severe = rows[(rows.effect.astype(float) > 10) & (rows.verdict != "")]  # times the unchanged kernel's error
+    found = []
+    for kind, own in [*severe.groupby("kind"), ("all", severe)]:
+        failed = int((own.verdict == Verdict.FAILS).sum())
+        interval = binomtest(failed, len(own)).proportion_ci(method="wilson") if len(own) else (0, 1)
+        found.append(dict(kind=kind, severe=len(own), failed=failed, low=interval[0], high=interval[1]))
+    return pd.DataFrame(found)
+
+
+@number
+def of_the_gpu_changes():
+    rows = pd.read_csv(ROOT / "benchmarks" / "mutations" / "gpu.csv", keep_default_na=False)
+    launched = rows[rows.launched != "0"]
+    (every, ran), now = map(by_kind, (rows, launched)), (rows.now == Verdict.FAILS).sum()
+    counts = [(each.failed, each.severe, each.low, each.high) for each in (every.iloc[-1], ran.iloc[-1])]
+    (k, n, *_), (_, of, *_) = counts
+    shares = [f"{100 * a / b:.0f} % ({100 * low:.0f} to {100 * high:.0f})" for a, b, low, high in counts]
+    kernels = [f"{own.failed} of {own.severe}" for name in ("cuda", "triton", "flashinfer", "llama")
+               for _, own in by_kind(rows[rows.of == name]).tail(1).iterrows()]  # fmt: skip
+    kinds = ", ".join(f"{own.kind} {own.failed} of {own.severe}" for own in ran.iloc[:-1].itertuples())
+    found = [f"{len(rows)}", f"{k} of {n}", shares[0], f"{n - k}", f"{now} of the {n - k}"]
+    return [*found, f"{n - of}", f"{k} of {of}", shares[1], *kernels, kinds]
 
 
 @number

@@ -30,6 +30,7 @@ def test_q_k_and_v_are_different_draws_of_their_own_shapes():
     [
         (("gaussian", 0, (2, 2)), "distribution: got 'gaussian'; accepted are uniform, normal, outliers"),
         (("normal", -1, (2, 2)), "seed: got -1"),
+        (("normal", 1.5, (2, 2)), "seed: got 1.5"),
         (("normal", 0, (2, 0)), "shape: got"),
     ],
 )

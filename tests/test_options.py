@@ -180,6 +180,7 @@ def test_trouble_is_what_it_says(name):
         (dict(threshold=3), r"^threshold: got 3 with 'fa2'; .*\bfa4\b"),
         (dict(name="fa4", threshold=-1), "threshold: got -1 with 'fa4'"),
         (dict(name="fa1", p_exponent_offset=2), r"^p_exponent_offset: got 2 with 'fa1'; "),
+        (dict(p_exponent_offset=0.5), "p_exponent_offset: got 0.5"),
         (dict(splits=0), r"^splits: got 0; .* from 1\b"),
         (dict(name="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, fa4"),
     ],

@@ -162,6 +162,8 @@ def test_a_sum_key_by_key_breaks_the_probabilistic_bound_and_not_the_other():
     "given, message",
     [
         (dict(tiles=0), r"^tiles: got 0; .* from 1\b"),
+        (dict(tiles="8"), r"^tiles: got '8'; "),
+        (dict(tiles=4, splits="2"), r"^splits: got '2'; .*\b4 tiles"),
         (dict(tiles=4, splits=5), r"^splits: got 5; .*\b4 tiles"),
         (dict(tiles=4, algorithm="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, baseline"),
         (dict(tiles=4, values="positive"), "values: got 'positive'; accepted are one_sign, one_sign_peaked, zero_mean"),

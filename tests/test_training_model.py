@@ -33,6 +33,10 @@ def test_half_products_are_rounded_once():
     [
         (dict(layrs=2), r"^config: layrs: .*; accepted are attention_bias, batch"),
         (dict(layers=0), "config: layers: got 0; input should be greater than or equal to 1"),
+        (dict(heads=2.5), "config: heads: got 2.5; input should be a valid int"),
+        (dict(layers=True), "config: layers: got True; input should be a valid int"),
+        (dict(lr="3e-4"), "config: lr: got '3e-4'; input should be a valid number"),
+        (dict(lr=0.0), "config: lr: got 0.0; input should be greater than 0"),
         (dict(image_size=15), r"^config: image_size: got 15; .*patch_size"),
         (dict(batch=257), r"^config: batch: got 257; .*256 images"),
     ],
