@@ -1,7 +1,6 @@
-"""How good is our judge of attention kernels? It judges mutants and right kernels of two sets: `make mutants` writes
-the score into docs/reference/mutants.md and each kernel's line into data/mutants.csv, `make mutants-quick` prints those
-of one seed. What two other judges say was measured once, by benchmarks/other_judges.py of commit 9d32ddbe, and stays in
-data/mutants.csv."""
+"""How good is our judge of attention kernels? It judges mutants and right kernels of two sets, and so do two others:
+`make mutants` writes the score into docs/reference/mutants.md and each kernel's line into data/mutants.csv,
+`make mutants-quick` prints those of one seed."""
 
 import argparse
 import os
@@ -14,6 +13,7 @@ from attention_check.judge.findings import Verdict
 from benchmarks import mutants, second_mutants
 from benchmarks.judged import judged
 from benchmarks.mutants import Mutant
+from benchmarks.other_judges import JUDGES
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
@@ -22,8 +22,8 @@ from fa_lib.execution.sweep import sweep
 PAGE, KERNELS = ROOT / "docs" / "reference" / "mutants.md", ROOT / "data" / "mutants.csv"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 SKELETON = next(each.name for each in mutants.CONTROLS if each.key == "fa2")
-SEEDS = 6  # of the other judges too
-OTHERS = {"assert_close": "`assert_close`", "rule_of_two": "rule of two"}  # column -> as the page has it
+SEEDS = 6
+FIRST_LOOK = ROOT / "benchmarks" / "second_mutants" / "first_look.csv"
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,10 @@ def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
 
 
 def alarms(rows: pd.DataFrame) -> dict[str, int]:
-    """How many rows our judge fails; "told": how many it fails or has a note of."""
+    """Judge -> how many rows it fails; "told": how many ours fails or has a note of."""
     ours = rows.verdict == Verdict.FAILS
-    return dict(ours=int(ours.sum()), told=int((ours | rows.tells.map(bool)).sum()))
-
-
-def others() -> pd.DataFrame:
-    """At how many of SEEDS draws each of OTHERS fails a kernel, by its key."""
-    return pd.read_csv(KERNELS, index_col="kernel")[[*OTHERS]]
+    found = dict(ours=int(ours.sum()), told=int((ours | rows.tells.map(bool)).sum()))
+    return found | {judge: int(rows[judge].map(bool).sum()) for judge in JUDGES if judge in rows}
 
 
 def table(head, lines) -> str:
@@ -84,16 +80,16 @@ def table(head, lines) -> str:
 
 def by_kernel(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each kernel: at how many seeds it fails by each judge, and by what ours does."""
-    lines, known = [], others()
+    lines = []
     for of in (FIRST, SECOND):
         for each in _judged(rows, of.every):
             own = rows[rows.kernel == each.name]
             count, kind = alarms(own), "right kernel" if each in of.controls else "mutant"
             told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
             ours = dict(ours=count["ours"], by=", ".join(named(own.fails)), reported=told)
-            theirs = known.loc[each.key].to_dict() if each.key in known.index else dict.fromkeys(OTHERS, "")
+            others = {judge: count.get(judge, "") for judge in JUDGES} | dict(needs=each.needs)
             about = dict(set=of.name, kind=kind, kernel=each.key, defect=each.defect, source=each.source)
-            lines.append(about | ours | theirs | dict(needs=each.needs))
+            lines.append(about | ours | others)
     return pd.DataFrame(lines)
 
 
@@ -111,13 +107,14 @@ def named(findings) -> list[str]:
 def totals(rows: pd.DataFrame, of: Set) -> str:
     """A line for each judge: how many mutants of a set it fails at every seed, at some, at none; how many right
     kernels."""
-    ours = {name.split(":")[1]: alarms(own) for name, own in rows.groupby("kernel")}
-    lines, theirs = [], others().to_dict("index")
-    judges = dict(ours="ours", told="ours, with what it only reports") | OTHERS
-    for judge, label in judges.items():
-        seeds, fails = (SEEDS, theirs) if judge in OTHERS else (rows.seed.nunique(), ours)
-        wrong, right = ([fails[each.key][judge] for each in _judged(rows, kernels) if each.key in fails]
-                        for kernels in (of.mutants, of.controls))  # fmt: skip
+    seeds, lines = rows.seed.nunique(), []
+    labels = dict(ours="ours", told="ours, with what it only reports", assert_close="`assert_close`",
+                  rule_of_two="rule of two")  # fmt: skip
+    for judge, label in labels.items():
+        if judge in JUDGES and judge not in rows:
+            continue
+        fails = {name: alarms(own)[judge] for name, own in rows.groupby("kernel")}
+        wrong, right = ([fails[each.name] for each in _judged(rows, kernels)] for kernels in (of.mutants, of.controls))
         every, none = wrong.count(seeds), wrong.count(0)
         false = [f"{sum(right)} of {len(right) * seeds}", f"{sum(map(bool, right))} of {len(right)}"]
         lines.append([label, f"{every} of {len(wrong)}", len(wrong) - every - none, none, *false])
@@ -144,7 +141,15 @@ def document(rows: pd.DataFrame) -> str:
     parts = [f"Draws of inputs: {rows.seed.nunique()}."]
     for of in (FIRST, SECOND):
         parts += [f"## Score on {of.name}", totals(rows, of)]
+    parts += ["## The second set at first sight", totals(first_look(), SECOND)]
     return "\n\n".join(parts)
+
+
+def first_look() -> pd.DataFrame:
+    """What judges said of the second set before ours was changed for it: rows as of `score`."""
+    rows = pd.read_csv(FIRST_LOOK, keep_default_na=False)
+    names = {each.key: each.name for each in SECOND.every}
+    return rows.assign(kernel=rows.kernel.map(names), tells=rows.tells.str.split())
 
 
 def main():

@@ -1,4 +1,4 @@
-"""One judgement of one kernel on one draw of inputs."""
+"""One judgement of one kernel on one draw of inputs: ours, and two other judges'."""
 
 import io
 from contextlib import redirect_stderr
@@ -12,23 +12,25 @@ from attention_check.measure.draws import SIDE
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.measure.relations import RELATIONS
+from benchmarks.other_judges import condemned
+from fa_lib import kernels
 
 APART = 1000  # between first seeds: more than a judgement draws
 DEPTH = CheckPlan(  # a few seconds
     lengths=(1024,), seeds=1, shapes=("causal 113 x 203", "GQA 384", "causal window 512", "1500"), head_dims=(96,),
     troubled_n=128, bias_seeds=3, runs=3, relations=(*RELATIONS,),
 )  # fmt: skip
-QUICK = replace(DEPTH, bias_seeds=1, runs=2, square=255)
+QUICK = replace(DEPTH, bias_seeds=1, runs=2, square=255)  # and no other judge
 
 
 def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
-    """A cell: what our judge says of a kernel on one draw of inputs.
+    """A cell: what judges say of a kernel on one draw of inputs.
 
     Args:
-        quick: in fewer calls.
+        quick: ours alone, in fewer calls.
 
     Returns:
-        dict: verdict; fails and tells, of the findings: [what, of what, cases].
+        dict: verdict (ours); fails and tells (of our findings: [what, of what, cases]); what JUDGES fail it for.
     """
     torch.manual_seed(seed)  # of kernels that leave something to chance
     with redirect_stderr(io.StringIO()):  # bars of progress
@@ -38,7 +40,8 @@ def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
     for finding in judgement.findings:
         if finding.severity == Severity.FAILS or tells(finding):
             by[finding.severity].append([finding.what, detail(finding), finding.where.get("cases", [])])
-    return dict(verdict=judgement.verdict.value, fails=by[Severity.FAILS], tells=by[Severity.REPORTED])
+    found = dict(verdict=judgement.verdict.value, fails=by[Severity.FAILS], tells=by[Severity.REPORTED])
+    return found | ({} if quick else condemned(kernels.plain(kernel), APART * seed))
 
 
 def tells(finding) -> bool:

@@ -12,6 +12,7 @@ from attention_check.conventions.reading import CapturedCall
 from attention_check.explain.explain_words import groups
 from attention_check.explain.verdict import Explanation, Verdict
 from attention_check.public_reports import REPORTS, Report, explained, is_cause
+from benchmarks.other_judges import close
 from fa_lib import kernels
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT
@@ -36,15 +37,6 @@ def by_rule(call: CapturedCall, golden: torch.Tensor) -> bool:
     return bool((call.o.double() - golden).abs().max() <= allowed)
 
 
-def is_close(o: torch.Tensor, golden: torch.Tensor) -> bool:
-    """Whether torch.testing.assert_close, with its defaults, passes."""
-    try:
-        torch.testing.assert_close(o, golden.to(o.dtype))
-    except AssertionError:
-        return False
-    return True
-
-
 def others(call: CapturedCall) -> tuple[bool, bool]:
     """Whether `assert_close` passes, with its defaults, and `by_rule`; False where they cannot be asked."""
     try:
@@ -53,7 +45,7 @@ def others(call: CapturedCall) -> tuple[bool, bool]:
         return False, False
     if golden.shape != call.o.shape:
         return False, False
-    return is_close(call.o, golden), by_rule(call, golden)
+    return close("o", call.o, golden.to(call.o.dtype), None), by_rule(call, golden)
 
 
 def with_old_library(report: Report, call: CapturedCall) -> tuple[CapturedCall, str | None]:

@@ -24,7 +24,7 @@ class Mutant:
         source: a public thread or paper that tells of such a defect; "" where it is ours.
         unseen: why no judge from outside could see it, or not always; "" where one should.
         told: why it is told, and does not count; "" where it should count.
-        needs: what shows it, and the calls of the two other judges do not have.
+        needs: what shows it, and the calls of `other_judges` do not have.
     """
 
     kernel: Callable
