@@ -6,17 +6,13 @@ into build/recorded/cpu. docs/gpu/recorded.md says what each step shows.
 """
 
 import argparse
-import ctypes
-import hashlib
 import importlib.util
-import json
 import re
 import subprocess
 import sys
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 import yaml
@@ -41,7 +37,6 @@ FA2_BITS = GPU / "fa2_bits.safetensors"  # what the machine gave for FlashAttent
 FA2_CALLS = [*product(FORMATS, INPUTS, (False, True))]  # format, inputs, causal
 FA2_SHAPE, HEADS = (1, 1, 512, 64), 32  # of one head; all heads are equal, and too many for keys to be split
 MODELLED = {(8, 0): "A100", (9, 0): "H100"}  # by compute capability
-LAUNCHES = ROOT / "tests" / "ptx_machine" / "h100"
 
 
 def validation(device: str, out: Path) -> None:
@@ -94,50 +89,6 @@ def gpu_machine(device: str, out: Path) -> None:
     save(out, "gpu_machine", dict(shape=FA2_SHAPE, heads=HEADS), pd.DataFrame(rows))
 
 
-def launches(device: str, out: Path) -> None:
-    """Write launches_kept: whether kernels of tests/ptx_machine/h100 leave an H100's bytes in memory. On a CPU their
-    bytes before the launch are compared, which differ."""
-    rows = []
-    for launch, due in pd.read_csv(LAUNCHES / "results.csv").groupby("launch"):
-        with np.load(LAUNCHES / f"{launch}.npz") as file:
-            about, parameters = json.loads(str(file["words"])), file["parameters"]
-            memory = [torch.from_numpy(file[f"memory{i}"]).to(device) for i in range(len(about["dtypes"]))]
-        if device == "cuda":
-            launch_on_cuda((LAUNCHES / f"{about['text']}.ptx").read_text(), about, parameters, memory)
-        shas = [hashlib.sha256(memory[index].cpu().numpy().tobytes()).hexdigest()[:16] for index in due.memory]
-        rows.append(due.assign(sha=shas, same=due.sha == shas))
-    save(out, "launches_kept", {}, pd.concat(rows))
-
-
-def launch_on_cuda(ptx: str, about: dict, parameters: np.ndarray, memory: list[torch.Tensor]) -> None:
-    """Run a launch by CUDA's driver, which compiles the PTX for the GPU here.
-
-    Args:
-        ptx: the text. about: entry, grid, block, shared (at most 48 KB), and pointers: (byte in the parameters, which
-            tensor, byte in it). parameters: uint8 (bytes,), with 0 for pointers. memory: tensors, uint8; they change.
-
-    Raises:
-        RuntimeError: an error of the driver, by its number.
-    """
-    cuda, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
-
-    def call(name, *arguments):
-        if error := getattr(cuda, name)(*arguments):
-            raise RuntimeError(f"{name}: CUDA's error {error}")
-
-    call("cuModuleLoadData", ctypes.byref(module), ptx.encode() + b"\0")
-    call("cuModuleGetFunction", ctypes.byref(function), module, about["entry"].encode())
-    for place, which, byte in about["pointers"]:
-        address = memory[which].data_ptr() + byte
-        parameters[place : place + 8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
-    size = ctypes.c_size_t(len(parameters))
-    buffer = parameters.ctypes.data_as(ctypes.c_void_p)
-    extra = (ctypes.c_void_p * 5)(1, buffer, 2, ctypes.addressof(size), 0)  # all parameters as one buffer
-    torch.cuda.synchronize()
-    call("cuLaunchKernel", function, *about["grid"], *about["block"], about["shared"], None, None, extra)
-    call("cuCtxSynchronize")
-
-
 def gallery(device: str, out: Path) -> None:
     """Write 14_gallery, verdicts on the kernels of other projects that are installed; findings go to <out>/gallery."""
     from attention_gallery.catalogue import ON_CUDA
@@ -160,8 +111,8 @@ def speed(device: str, out: Path) -> None:
 
 
 STEPS = {  # table -> the step that writes it
-    "launches_kept": launches, "gpu_machine": gpu_machine, "01_kernels": validation, "backends_rule": backends,
-    "speed": speed, "14_gallery": gallery,
+    "gpu_machine": gpu_machine, "01_kernels": validation, "backends_rule": backends, "speed": speed,
+    "14_gallery": gallery,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Print how large the house is, beside its budgets: `python -m benchmarks.sizes`. tests/test_budgets.py holds them.
+"""Print how large the house is, beside its budgets: `python -m benchmarks.sizes`. tests/test_repository.py holds them.
 
 The budgets stand in pyproject.toml, `[tool.fa_lib.budgets]`, in lines of Python with comments and blank lines."""
 

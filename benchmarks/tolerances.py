@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import pandas as pd
 import torch
@@ -99,36 +100,24 @@ def worst(kernel: Kernel, distribution: str, seed: int, shape: tuple[int, int, b
     return max(x.max().item() for x in about.times(kernel.run(q, k, v, **options)))
 
 
-def false_alarms(seeds: int) -> Iterator[tuple[Kernel, int, int, float]]:
-    """Of each right kernel: alarms, calls, and the largest error over its bound. A seed is one call, of a distribution
-    and a shape that take turns."""
-    settings = [(distribution, shape) for distribution in RIGHT for shape in SHAPES]
-    for kernel in right():
-        found = [worst(kernel, settings[seed % len(settings)][0], seed, settings[seed % len(settings)][1])
-                 for seed in range(seeds)]  # fmt: skip
-        yield kernel, sum(not x <= 1 for x in found), seeds, max(found)
-
-
-def detections(seeds: int) -> Iterator[tuple[Kernel, str, int, int, float]]:
-    """Of each wrong kernel and distribution: calls that are seen, calls, and the median of the largest error over its
-    bound."""
-    for kernel in wrong():
-        for distribution in WRONG:
-            found = torch.tensor([worst(kernel, distribution, seed, (ROWS, 256, False)) for seed in range(seeds)])
-            yield kernel, distribution, int((found > 1).sum()), seeds, found.median().item()
-
-
 def measured(seeds: int, seeds_wrong: int) -> pd.DataFrame:
-    """A row for each set, kernel, format and kind of inputs. times: a number that stands by itself has no alarm among
-    the right kernels, and only alarms among the wrong ones; else the calls that alarm are in brackets."""
-    rows = []
-    for kernel, alarms, calls, largest in false_alarms(seeds):
-        more = f" ({alarms} of {calls:,})" if alarms else ""
-        rows.append(("right", kernel.label, f"{kernel.fmt}", "six kinds", f"{largest:.2f}{more}"))
+    """A row for each set, kernel, format and kind of inputs. A right kernel's seed is one call, of a distribution and a
+    shape that take turns. times: the largest error over its bound, of wrong kernels its median; a number that stands by
+    itself has no alarm among the right kernels, and only alarms among the wrong ones; else the calls that alarm are in
+    brackets."""
+    rows, settings = [], [(distribution, shape) for distribution in RIGHT for shape in SHAPES]
+    for kernel in right():
+        turns = ((seed, *settings[seed % len(settings)]) for seed in range(seeds))
+        found = [worst(kernel, distribution, seed, shape) for seed, distribution, shape in turns]
+        alarms = sum(not x <= 1 for x in found)
+        more = f" ({alarms} of {seeds:,})" if alarms else ""
+        rows.append(("right", kernel.label, f"{kernel.fmt}", "six kinds", f"{max(found):.2f}{more}"))
         print(*rows[-1], flush=True)
-    for kernel, distribution, seen, calls, median in detections(seeds_wrong):
-        more = "" if seen == calls else f" ({seen} of {calls})"
-        rows.append(("wrong", kernel.label, f"{kernel.fmt}", distribution, f"{median:.3g}{more}"))
+    for kernel, distribution in product(wrong(), WRONG):
+        found = torch.tensor([worst(kernel, distribution, seed, (ROWS, 256, False)) for seed in range(seeds_wrong)])
+        seen = int((found > 1).sum())
+        more = "" if seen == seeds_wrong else f" ({seen} of {seeds_wrong})"
+        rows.append(("wrong", kernel.label, f"{kernel.fmt}", distribution, f"{found.median().item():.3g}{more}"))
         print(*rows[-1], flush=True)
     return pd.DataFrame(rows, columns=["set", "kernel", "fmt", "inputs", "times"])
 

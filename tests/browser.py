@@ -136,31 +136,11 @@ def slider(page, label):
     return page.locator(".widget-hslider").filter(has=page.get_by_text(label, exact=True))
 
 
-def choose(page, label, value):
-    menu = page.locator(".widget-dropdown").filter(has=page.get_by_text(label, exact=True))
-    menu.locator("select").select_option(value)
-
-
 def test_run_all_draws_the_first_setting(page):
     assert wait_for(page, "error; BF16; fa1, B_c = 64; N = 1024, d = 64, uniform inputs, seed 0")[-1].startswith(
         "Fails"
     )
     page.screenshot(path=ROOT / "build" / "explore_1280.png")  # to be looked at
-
-
-def test_menus_turn_the_verdict(page):
-    choose(page, "accumulator O", "FP32")
-    assert wait_for(page, "error; BF16; accumulator FP32;")[-1].startswith("Fails")
-    choose(page, "row sum l", "FP32")
-    assert wait_for(page, "error; BF16; row_sum, accumulator FP32;")[-1].startswith("Passes")
-    choose(page, "accumulator O", "BF16")
-    choose(page, "row sum l", "BF16")
-    before = len(wait_for(page, "error; BF16; fa1"))
-    choose(page, "precision", "as shipped")
-    seen = wait_for(page, "error; BF16; scores,")
-    assert seen[-1].startswith("Passes") and len(seen) == before + 1  # nine menus, one picture
-    choose(page, "precision", "every step")
-    assert wait_for(page, "error; BF16; fa1")[-1].startswith("Fails")
 
 
 def test_fast_keys_end_at_the_last_setting_and_nothing_stale_is_drawn(page):

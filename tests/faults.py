@@ -14,6 +14,7 @@ from hashlib import sha256
 
 import psutil
 import pytest
+from processes import wait_until
 
 from fa_lib import draw
 from fa_lib.execution.files import replacing
@@ -56,13 +57,6 @@ def contents(folder):
     return {n: not re.search(UNEQUAL, n) and sha256(re.sub(SECONDS, b"", held)).hexdigest() for n, held in read.items()}
 
 
-def wait_until(done, seconds=SLOW_S):
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def running():
     return {each for each in psutil.process_iter(["status"]) if each.info["status"] != psutil.STATUS_ZOMBIE}
 
@@ -99,7 +93,7 @@ class Victim:
         in four comes while it starts, the others after a random number of new results. What is left ends by itself."""
         before, early = len(self.finished(folder)), chance.random() < 0.25
         wanted = before if early else chance.randint(before + 1, max(before + 1, self.total))
-        wait_until(lambda: process.poll() is not None or len(self.finished(folder)) >= wanted)
+        wait_until(lambda: process.poll() is not None or len(self.finished(folder)) >= wanted, SLOW_S)
         time.sleep(chance.uniform(0, self.seconds / (2 if early else self.total)))
         if process.poll() is None:
             below = process.children(recursive=True)

@@ -17,7 +17,7 @@ def wait_until(condition, seconds=180):  # a loaded machine is no error
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
 def written(path):

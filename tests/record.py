@@ -16,7 +16,7 @@ def test_a_rehearsal_writes_the_tables_and_makes_only_what_is_missing(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return [line.removesuffix(": done") for line in done.stdout.splitlines() if line.endswith(": done")]
 
-    steps = ["launches_kept", "gpu_machine", "01_kernels", "backends_rule", "speed", "14_gallery"]
+    steps = ["gpu_machine", "01_kernels", "backends_rule", "speed", "14_gallery"]
     assert rehearse() == steps
     tables = {name: pd.read_csv(tmp_path / "data/results" / f"{name}.csv") for name in [*steps, "01_kernels.rule"]}
     machine = tables["gpu_machine"]  # torch's kernel on a CPU is not FlashAttention-2 of a GPU, and is near it
@@ -26,7 +26,6 @@ def test_a_rehearsal_writes_the_tables_and_makes_only_what_is_missing(tmp_path):
     rule = tables["01_kernels.rule"].query("kernel in ['flash', 'as_shipped'] and tensor == 'o'")
     assert rule.passed.all() and tables["backends_rule"].passed.all()
     assert tables["14_gallery"].verdict.tolist() == ["passes"] and (tables["speed"].seconds > 0).all()
-    assert not tables["launches_kept"].same.any()  # of kernels that did not run
     provenance = json.loads((tmp_path / "data/results/gpu_machine.provenance.json").read_text())
     assert provenance["device"]["threads"] >= 1
     (tmp_path / "data/results/gpu_machine.csv").unlink()

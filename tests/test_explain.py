@@ -1,7 +1,8 @@
-"""`fa-lib explain`: what an output is, from its tensors alone. The public reports are `experiments.reports`."""
+"""`fa-lib explain`: what an output is, from its tensors alone; the page and the text for an issue."""
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -278,3 +279,42 @@ def test_an_option_that_no_call_has_is_refused(change, words):
 def test_help_lists_the_names_that_a_file_may_have():
     said = cli_explain.ACCEPTED.replace(";", ",").split(", ")
     assert said == [name for names in NAMES.values() for name in names]
+
+
+def written(case, folder, more=()):
+    """Explain a case of `test_explain` from a file: the folder of what was written."""
+    q, k, v, o, *options = case
+    held = dict(q=q, k=k, v=v, o=o) | {
+        name: x if isinstance(x, torch.Tensor) else torch.tensor(x) for each in options for name, x in each.items()
+    }
+    torch.save({name: x.contiguous() for name, x in held.items()}, folder / "call.pt")
+    result = command("explain", f"{folder / 'call.pt'}", "--out", f"{folder / 'out'}", *more)
+    assert result.exit_code == 0, result.output
+    return folder / "out", result.output
+
+
+def test_the_page_asks_the_network_for_nothing_and_escapes_what_it_shows(tmp_path):
+    folder, output = written(CASES["the mask ignored"](), tmp_path)
+    page = (folder / "call.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page) and "{{" not in page
+    assert page.count("<img") == 1 and "\\n" not in re.search(r"<pre.*?</pre>", page, re.S)[0]
+    assert f"{folder / 'call.html'}" in output
+    (tmp_path / "call.pt").rename(tmp_path / "<b>.pt")
+    result = command("explain", f"{tmp_path / '<b>.pt'}", "--out", f"{folder}")
+    assert result.exit_code == 0 and "<b>.pt" not in (folder / "_b_.html").read_text()
+
+
+def test_a_second_output_has_a_page_of_its_own(tmp_path):
+    q, k, v, o, *_ = CASES["right"]()
+    torch.save(dict(q=q, k=k, v=v, o=o, o_ref=2 * o), tmp_path / "two.pt")
+    command("explain", f"{tmp_path / 'two.pt'}", "--out", f"{tmp_path}")
+    assert "ROUNDING" in (tmp_path / "two.html").read_text() and "BUG" in (tmp_path / "two.o_ref.html").read_text()
+
+
+def test_the_worst_of_what_came_stands_first(tmp_path):
+    q, k, v, o, *_ = CASES["right"]()
+    lse = torch.logsumexp(q.double() @ k.double().mT / 8, -1)
+    folder, output = written((q, k, v, o, dict(lse=lse * 2)), tmp_path)
+    page, text = (folder / "call.html").read_text(), (folder / "call_issue.md").read_text()
+    assert output.startswith("ROUNDING") and "Nothing to fix" not in output
+    assert "<title>BUG: lse" in page and text.startswith("**BUG: lse")

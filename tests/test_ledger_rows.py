@@ -1,11 +1,12 @@
-"""The ledger's committed rows are what the committed tables say, for the notebooks of ROWS."""
+"""The ledger's committed rows are what the committed tables say, for the notebooks of ROWS; so are tables
+that are derived from others."""
 
 import pandas as pd
 import pytest
 
 from fa_lib.execution.paths import RESULTS
 from fa_lib.experiments import ledger_rows
-from fa_lib.training import campaign, distances, spike_record
+from fa_lib.training import campaign, distances, growth, spike_record
 from fa_lib.training import ledger_rows as of_training
 from fa_lib.training.config import Config
 
@@ -45,7 +46,16 @@ def training_health():
     return of_training.of_losses(ratios, f"small, {campaign.PARTS['main'].steps} steps")
 
 
+PREDICTED = ["flash", "flash_small_tiles", "flash_fp32"]
+
+
+def weight_divergence():
+    table = read("07_weight_divergence")
+    return of_training.of_divergence(table, growth.predicted(table, PREDICTED, metric="wasserstein"), "small")
+
+
 ROWS = {
+    "07_weight_divergence": weight_divergence,
     "08_weights_in_context": weights_in_context,
     "08b_training_health": training_health,
     "09_why_ten_times": why_ten_times,
@@ -67,3 +77,17 @@ def test_the_committed_rows_are_those_of_the_committed_tables(name):
     assert ours[["id", "setting"]].equals(committed[["id", "setting"]])
     for own, other in zip(ours["values"], committed["values"].astype(str)):
         assert [float(x) for x in own.split()] == pytest.approx([float(x) for x in other.split()], rel=1e-4)
+
+
+DERIVED = {  # table -> made of other recorded ones
+    "07_weight_divergence.rates": lambda: growth.rates(read("07_weight_divergence")),
+    "07_weight_divergence.predicted": lambda: growth.predicted(read("07_weight_divergence"), PREDICTED),
+    "20_is_it_stable.paired": lambda: spike_record.paired(spike_record.recorded()["runs"]),
+    "20_is_it_stable.replays": lambda: spike_record.rates(spike_record.recorded()["replays"], "change"),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_table_is_what_the_recorded_ones_say(name):
+    """Of figure 7's prediction, too: nudges of five seeds of ten are recorded, and the others have none."""
+    pd.testing.assert_frame_equal(DERIVED[name](), read(name), check_dtype=False, rtol=1e-4, atol=1e-5)

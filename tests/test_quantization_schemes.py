@@ -115,18 +115,15 @@ def test_zeros_stay_and_what_is_not_finite_makes_its_own_part_nan(name):
 def test_errors_name_what_came():
     x = torch.ones(4, 40).double()
     for call, words in (
-        (lambda: Scheme.of("MXFP6"), "scheme: got 'MXFP6'; accepted are FP8, FP8_TENSOR"),
         (lambda: Scheme(E4M3, "row"), "per: got 'row'"),
         (lambda: Scheme(E4M3, "group", 0), "size: got 0"),
         (lambda: Scheme(E4M3, "tensor", outer="tensor"), "outer: got 'tensor' with 'tensor'"),
         (lambda: Scheme(E2M1, "group", 32, E8M0, "tensor"), "outer: got 'tensor'"),
         (lambda: Scheme(E4M3, up=True), "up: got True .*FP32; .*E8M0"),
         (lambda: SCHEMES["MXFP8"].apply(x), "x: got 40 values .* 32$"),
-        (lambda: SCHEMES["MXFP8"].apply(x.float()), "x: got torch.float32"),
         (lambda: SCHEMES["MXFP8"].apply(x, 0), "axis: got 0"),
         (lambda: Quantization(p="NVFP4"), "p: got scales per 'group' with outer 'tensor'"),
         (lambda: Quantization(p="FP8_TENSOR"), "p: got scales per 'tensor'"),
-        (lambda: Quantization().only("o"), "operand: got 'o'; accepted are q, k, v, p"),
     ):
         with pytest.raises(ValueError, match=words.replace("(", r"\(")):
             call()
@@ -136,7 +133,6 @@ def test_errors_name_what_came():
         (lambda: attention(q, k, v, p, tiling=Tiling(64, 48)), "tiling: got 48 keys a tile; accepted is a multiple"),
         (lambda: attention(q, k[..., :63, :], v[..., :63, :], p, tiling=TILING), "k: got 63 keys; accepted is"),
         (lambda: attention(q, k, v, Quantization(smooth=True), tiling=TILING, softcap=5.0), "smooth: got True with"),
-        (lambda: attention(q, k, v[..., :63, :], p, tiling=TILING), "v: got shape"),
     ):
         with pytest.raises(ValueError, match=words):
             call()
@@ -163,27 +159,6 @@ def test_smoothing_and_rotating_leave_the_result_before_rounding():
     assert deviation(near, golden).max < 1e-6
 
 
-@pytest.mark.parametrize("name", ["MXFP8", "NVFP4_TWO_LEVEL"])
-def test_attention_is_straight_line_numpy(name):
-    """One tile of keys, one head: Q and K in groups along head_dim, V and P along the keys."""
-    q, k, v = draw("normal", 5, (64, 64))
-
-    def few(x):
-        if name == "MXFP8":
-            return mx(x, *MX["MXFP8"])
-        return nvfp4(x, np.float32(np.abs(x).max(-1) / (6 * 448)).astype(np.float64))
-
-    def fp32(x):
-        return x.astype(np.float32).astype(np.float64)
-
-    S = fp32(few(q.numpy()) @ few(k.numpy()).T / 8)
-    P = fp32(np.exp(fp32(S - S.max(-1, keepdims=True))))
-    O = fp32(fp32(few(P) @ few(v.numpy().T).T) / fp32(P.sum(-1, keepdims=True)))
-    theirs = gfloat.round_ndarray(gfloat.formats.format_info_bfloat16, O.astype(np.float64))
-    ours = attention(q, k, v, Quantization.of(name), tiling=TILING)
-    assert np.array_equal(ours.numpy(), theirs)
-
-
 def test_baseline_quantises_p_by_its_scheme_too():
     """P is quantised by the products, whoever calls them: here by `reference`, which divides P first."""
     q, k, v = (BF16(x) for x in draw("normal", 5, (64, 64)))
@@ -196,33 +171,9 @@ def test_baseline_quantises_p_by_its_scheme_too():
         o.sum().backward()
 
 
-def test_operands_and_a_cache():
-    q, k, v = draw("normal", 5, (1, 2, 64, 64))
-    mxfp8 = Scheme.of("MXFP8")
-    whole, cache = Quantization.of("MXFP8"), Quantization.cache("MXFP8")
-    for loaded, theirs in (
-        (whole.loaded(q, k, v), (mxfp8.apply(q), mxfp8.apply(k), mxfp8.apply(v, -2))),
-        (cache.loaded(q, k, v), (BF16(q), mxfp8.apply(k), mxfp8.apply(v))),
-        (whole.only("v").loaded(q, k, v), (BF16(q), BF16(k), mxfp8.apply(v, -2))),
-    ):
-        assert all(torch.equal(a, b) for a, b in zip(loaded, theirs))
-    assert whole.p == mxfp8 and cache.p is None and whole.only("p") == Quantization(p=mxfp8)
-    assert Quantization.of("NVFP4").p == Scheme.of("NVFP4_ONE_LEVEL")
-    assert Quantization.of("FP8_TENSOR").p == Scheme.of("FP8")
-    assert Quantization.of("NVFP4", "NVFP4_TWO_LEVEL").p == Scheme.of("NVFP4_TWO_LEVEL")
-
-
 def test_rows_do_not_meet_and_the_dtype_is_that_of_q():
     q, k, v = (x.bfloat16() for x in draw("normal", 5, (1, 2, 64, 64)))
     how = Quantization(k="NVFP4", v="NVFP4", p="NVFP4_TWO_LEVEL")
     o = attention(q, k, v, how, tiling=TILING)
     assert o.dtype == torch.bfloat16
     assert torch.equal(attention(q[..., 5:9, :], k, v, how, tiling=TILING), o[..., 5:9, :])
-    fp32_scores = attention(q, k, v, how, tiling=TILING, precision=Precision.kernel(BF16))
-    assert torch.equal(fp32_scores, o)
-    in_fp16 = attention(q, k, v, Quantization(k="NVFP4"), tiling=TILING, precision=Precision.kernel("FP16"))
-    k_alone = Scheme.of("NVFP4").apply(k.double())
-    inputs = dict(precision=replace(Precision.kernel("FP16"), inputs=FP64), tiling=TILING)
-    assert torch.equal(in_fp16, kernels.tiled(q.double(), k_alone, v.double(), **inputs).bfloat16())
-    in_bf16 = attention(q, k, v, how, tiling=TILING, precision=Precision.materialized(BF16))
-    assert not torch.equal(in_bf16, o)

@@ -1,8 +1,11 @@
-"""The repository agrees with itself: environments, versions, ledger, published statements, provenance."""
+"""The repository agrees with itself: environments, versions, ledger, published statements, provenance; and it is as
+small as pyproject.toml says, and light to import. `make lint` holds who may import whom."""
 
 import importlib
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +20,8 @@ from packaging.specifiers import SpecifierSet
 from attention_check.measure.relations import RELATIONS
 from attention_check.report.sentences import WORDINGS
 from attention_gallery.catalogue import pins
-from fa_lib.execution import claims, ledger
+from benchmarks import sizes
+from fa_lib.execution import claims, ledger, results
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
@@ -178,3 +182,51 @@ def test_every_finding_and_every_relation_is_explained_by_name():
     marks = {f"<!-- the site inserts: findings {kind} {about} -->" for kind, about in zip(found.kind, found.about)}
     page = (ROOT / "docs" / "reference" / "findings_by_name.md").read_text()
     assert {*re.findall("<!-- .* -->", page)} == marks | {"<!-- the site inserts: relations -->"}
+
+
+SMI = """#!/bin/sh
+echo "$1" > "$0.asked"
+echo "NVIDIA H200, 575.57.08, 345, 1980, 3201, 700.00, 31"
+"""
+
+
+def test_the_provenance_of_a_table_names_device_driver_and_clocks(tmp_path, monkeypatch):
+    def held():
+        results.save(tmp_path, "a_table", {}, pd.DataFrame({"x": [1]}))
+        return json.loads((tmp_path / "data/results/a_table.provenance.json").read_text())["device"]
+
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert not set(results.QUERY) & held().keys()  # no nvidia-smi
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI)
+    smi.chmod(0o755)
+    found = held()
+    assert results.device().items() <= found.items()
+    assert (found["name"], found["driver_version"]) == ("NVIDIA H200", "575.57.08")
+    assert (found["clocks.sm"], found["clocks.max.sm"], found["clocks.mem"]) == ("345", "1980", "3201")
+    assert (tmp_path / "nvidia-smi.asked").read_text().strip() == f"--query-gpu={','.join(results.QUERY)}"
+    smi.write_text("#!/bin/sh\necho no devices were found\nexit 6\n")  # as where the driver is not loaded
+    assert not set(results.QUERY) & held().keys()
+
+
+def test_no_package_and_no_notebook_outgrows_its_budget():
+    budgets, now = sizes.budgets(), sizes.sizes()
+    assert now.keys() == budgets.keys()
+    assert not {name: f"{lines} of {budgets[name]}" for name, lines in now.items() if lines > budgets[name]}
+
+
+def test_to_import_fa_lib_brings_neither_notebooks_nor_training_and_changes_nothing():
+    script = """
+import os, sys, torch, warnings
+before = dict(os.environ), list(warnings.filters)
+import fa_lib
+unwanted = "papermill nbformat IPython diffusers transformers lightning_fabric pandas matplotlib"
+assert not set(unwanted.split()) & set(sys.modules)
+assert dict(os.environ) == before[0]
+import matplotlib
+style = dict(matplotlib.rcParams)
+import attention_check, fa_lib.execution.results, fa_lib.plots.microbenchmark, fa_lib.plots.ablation
+assert dict(matplotlib.rcParams) == style and dict(os.environ) == before[0]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -75,21 +75,6 @@ def test_rounded_a_sink_costs_no_more_than_a_key(how):
     assert 0.3 < (golden.square().mean() / without.square().mean()).sqrt() < 0.7
 
 
-def test_scores_of_zero_leave_the_mass_that_the_sink_does_not_take():
-    """modular/modular#6198: with Q = 0 and V = 1 the output is n / (n + exp(sink))."""
-    q, k, v = (torch.zeros(1, 4, 3, 8).double(), torch.randn(1, 4, 9, 8).double(), torch.ones(1, 4, 9, 8).double())
-    o = kernels.golden(q, k, v, inputs=FP64, sinks=SINKS)
-    due = 9 / (9 + SINKS.exp())
-    torch.testing.assert_close(o, due[None, :, None, None].expand_as(o), rtol=1e-15, atol=1e-18)
-
-
-def test_a_row_that_sees_no_key_is_zero_beside_a_sink_too():
-    q, k, v = draw("normal", 0, (1, 2, 4, 8))
-    mask = torch.zeros(4, 4, dtype=torch.bool)
-    for how in (None, dict(), dict(name="fa1"), dict(splits=2)):
-        assert (kernel(how)(q, k, v, mask=mask, sinks=torch.zeros(2)) == 0).all()
-
-
 def test_rescales_begin_at_the_sink():
     q, k, _ = draw("normal", 0, (1, 1, 40, 8), (1, 1, 64, 8))
     given = dict(tiling=TILING, precision=EXACT)

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,10 +9,8 @@ from dataclasses import dataclass
 from multiprocessing import active_children
 
 import pytest
-from processes import lives, wait_until
 
 from fa_lib import draw, kernels, sweep
-from fa_lib.execution.paths import ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import _as_done, expand
 from fa_lib.kernels.registry import _REGISTERED, register
@@ -181,21 +177,6 @@ def test_of_a_broken_pool_no_call_is_waited_for_and_no_worker_is_left():
         pool.submit(time.sleep, 60)
         raise BrokenProcessPool
     assert time.monotonic() - since < 30
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_parent_that_is_killed(tmp_path):
-    (tmp_path / "parent.py").write_text(
-        "import os, time\nfrom fa_lib.execution.pools import workers\n"
-        "if __name__ == '__main__':\n    with workers(1) as pool:\n"
-        "        print(pool.submit(os.getpid).result(), flush=True)\n        pool.submit(time.sleep, 600).result()\n"
-    )
-    words = [sys.executable, tmp_path / "parent.py"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
-        worker = parent.stdout.readline()
-        assert lives(worker)
-        parent.kill()
-    wait_until(lambda: not lives(worker), 20)
 
 
 def test_what_is_no_executor_is_refused():

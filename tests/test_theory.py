@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,13 +11,13 @@ import torch
 from attention_check.tolerance_sums import repeated
 from fa_lib import kernels, theory
 from fa_lib.experiments.ablation import carried
-from fa_lib.experiments.law import carried_in, measured, only_sums, predicted
+from fa_lib.experiments.law import carried_in, only_sums
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP64
 from fa_lib.numerics.metrics import deviation
-from fa_lib.theory import drift, recurrence, rounding_counts, simulation, worst_inputs
+from fa_lib.theory import drift, recurrence, rounding_counts, simulation
 from fa_lib.theory.extremes import RMS, largest
 from fa_lib.theory.law import VALUES_OF
 from fa_lib.theory.rounding_counts import BACK
@@ -58,19 +57,6 @@ def test_one_addition_has_the_distribution_of_round(spread):
         assert found[0][1] == pytest.approx(-0.4, abs=2e-3)
 
 
-@pytest.mark.slow
-def test_where_roundings_repeat_the_law_follows_and_independent_ones_do_not():
-    for tiles, repeat in ((8, False), (64, True)):
-        one = dict(distributions=["uniform"], tiles=[tiles], bits=[8])
-        table = pd.DataFrame(row for seed in range(4) for row in measured(seed, **one))
-        means = table.groupby("algorithm")[["measured", "simulated"]].mean()
-        means = means.join(pd.DataFrame(predicted("uniform", tiles, bits=(8,))).set_index("algorithm"))
-        assert ((means.counted < 0.75 * means.measured) == repeat).all()
-        assert (means.simulated / means.measured).between(0.9, 1.1).all()
-        assert 0.9 < means.predicted.fa2 / means.measured.fa2 < 1.1
-    assert repeated(FP16, 64, 0.02) < 0.1 * theory.expected(Precision.uniform(FP16), tiles=64)
-
-
 def test_errors_of_o_and_l_cancel_where_their_significands_agree():
     """docs/law/theory.md: in BF16 at 128 tiles of uniform inputs each alone has more error than both together."""
 
@@ -83,6 +69,7 @@ def test_errors_of_o_and_l_cancel_where_their_significands_agree():
     assert alone == pytest.approx((14, 9.2, 5.5), rel=0.02)
     allowance = [repeated(BF16, t, 0.021) / BF16.unit_roundoff for t in (32, 64, 128)]
     assert all(1.1 < a / error(t, row_sum=BF16) < 1.6 for a, t in zip(allowance, (32, 64, 128)))
+    assert repeated(FP16, 64, 0.02) < 0.1 * theory.expected(Precision.uniform(FP16), tiles=64)  # terms dither it
 
 
 def test_the_program_carries_as_the_emulator_does():
@@ -199,25 +186,8 @@ def test_what_dividing_and_multiplying_back_costs_depends_on_where_o_lies():
         assert (((BF16(BF16(x / l) * l) / x - 1) ** 2).mean() / one).item() == pytest.approx(cost, rel=0.03)
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-def test_the_search_for_the_worst_takes_the_tile_after_which_the_kernel_is_furthest_off(algorithm):
-    found = worst_inputs.search(BF16, 5, 3, algorithm=algorithm, candidates=8)
-    random, sides = np.random.default_rng(3), []
-    kernel = partial(kernels.tiled, tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm=algorithm)
-    for side in (1, -1):
-        x = np.zeros((2, 0, 8))
-        for _ in range(5):
-            scores, values = random.uniform(size=(2, 1, 8))
-            x = np.concatenate([x, [-scores, 0.5 + values / 2]], 1)
-            best = (side * worst_inputs._error(kernel, x, BF16, 64)).argmax()
-            x = np.repeat(x[..., [best]], 8, 2)
-        sides.append(x[..., :1])
-    errors = [worst_inputs._error(kernel, x, BF16, 64).abs().item() for x in sides]
-    assert np.array_equal(found, sides[int(np.argmax(errors))])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [0.45, 0.5, 0.52, 0.75, 0.9])
+@pytest.mark.parametrize("mean", [0.45, 0.75])
 def test_the_law_follows_fa1_wherever_o_lies(mean, monkeypatch):
     """docs/law/theory.md: FA1 in BF16, 128 and 256 tiles of 64 keys, for several means of V."""
     monkeypatch.setitem(rounding_counts.VALUES, "one_sign", replace(rounding_counts.VALUES["one_sign"], mean=mean))

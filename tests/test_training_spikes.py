@@ -2,7 +2,6 @@
 
 import math
 
-import pandas as pd
 import pytest
 import torch
 
@@ -103,14 +102,3 @@ def test_a_record_is_gone_on_with(tmp_path, monkeypatch):
     tables = spike_record.recorded(tmp_path)
     assert len(calls) == len(set(calls)) == len(tables["runs"]) == 2 * len(spikes.MAIN)
     assert set(tables["replays"].seed) == {100, 101} and set(tables["replays"].change) == set(spikes.REPLAYS)
-
-
-def test_pairs_of_seeds_give_a_difference_its_interval_and_mcnemars_test():
-    often = dict(baseline=30, flash=10)  # of 100 seeds, the first ones
-    rows = [(seed, arm, int(seed < 100 + often.get(arm, 10)), 0.001 * seed * len(arm))
-            for seed in range(100, 200) for arm in spikes.MAIN]  # fmt: skip
-    table = spike_record.paired(pd.DataFrame(rows, columns=["seed", "arm", "spike", "rise"])).set_index("arm")
-    more, same = table.loc["baseline"], table.loc["flash_bf16"]
-    assert (more.only, more.twin_only, more.difference) == (20, 0, 0.2)
-    assert (more.low, more.high) == pytest.approx((0.2 - 1.96 * 0.04, 0.2 + 1.96 * 0.04))
-    assert more.spikes_p == pytest.approx(4 * 2 * 0.5**20) and same.spikes_p == 1  # Holm's factor is 4

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from benchmarks.mutants.skeleton import visible
 from benchmarks.second_mutants import steps
 from benchmarks.second_mutants.steps import INF, absorb, capped, finite, load, nonzero, online, rounded, row_max, tiles
 
@@ -132,6 +133,6 @@ def cached_mask_rows(q, k, v, causal=False, scale=None, window=None):
     if causal or window is not None:
         key = (n_q, n_kv, causal)
         if key not in _MASKS:
-            _MASKS[key] = steps.seen(0, n_q, 0, n_kv, n_kv - n_q, causal, window)
+            _MASKS[key] = visible(n_q, n_kv, causal, window)
         s = s.masked_fill(~_MASKS[key], -INF)
     return steps.whole_row(s, vf, q.dtype)[0].to(q.dtype)

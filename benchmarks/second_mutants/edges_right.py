@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from benchmarks.mutants.skeleton import visible
 from benchmarks.second_mutants import steps
 from benchmarks.second_mutants.steps import INF, LOG2E, added, capped, finite, load, nonzero, rounded, row_max
 
@@ -63,14 +64,13 @@ def token_major_groups(q, k, v, causal=False, scale=None, softcap=None, window=N
     """PackGQA style: the heads of a group are neighbouring rows, so K and V are never repeated."""
     b, h, n_q, d = q.shape
     kv, n_kv, acc = k.shape[1], k.shape[2], steps.acc_type(q)
-    group, off = h // kv, n_kv - n_q
+    group, seen = h // kv, visible(n_q, n_kv, causal, window).repeat_interleave(h // kv, 0)
     scale = d**-0.5 if scale is None else scale
     qp = q.to(acc).reshape(b, kv, group, n_q, d).transpose(2, 3).reshape(b, kv, n_q * group, d)
 
     def scores(k, j0):
         s = capped(qp @ k.mT * scale, softcap)
-        ok = steps.seen(0, n_q, j0, j0 + k.shape[2], off, causal, window)
-        return s if ok is None else s.masked_fill(~ok.repeat_interleave(group, 0), -INF)
+        return s.masked_fill(~seen[:, j0 : j0 + k.shape[2]], -INF)
 
     o = steps.online(scores, qp, k.to(acc), v.to(acc), q.dtype)
     return o.reshape(b, kv, n_q, group, -1).transpose(2, 3).reshape(b, h, n_q, -1)

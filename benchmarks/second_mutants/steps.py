@@ -5,6 +5,8 @@ import math
 import torch
 from torch.autograd import Function
 
+from benchmarks.mutants.skeleton import visible
+
 LOG2E, LN2, INF = math.log2(math.e), math.log(2), math.inf
 
 
@@ -60,31 +62,16 @@ def hiding(q, k, causal=False, window=None, mask=None, bias_scale=1.0):
     """hide(s, j0, i0): scores of queries i0.. and keys j0.. with hidden ones at -inf, and an additive mask, times
     bias_scale, added."""
     n_q, n_kv = q.shape[2], k.shape[2]
+    seen = visible(n_q, n_kv, causal, window) if causal or window is not None else None
 
     def hide(s, j0=0, i0=0):
-        i1, j1 = i0 + s.shape[-2], j0 + s.shape[-1]
+        at = ..., slice(i0, i0 + s.shape[-2]), slice(j0, j0 + s.shape[-1])
         if mask is not None:
-            part = mask.expand(*s.shape[:-2], n_q, n_kv)[..., i0:i1, j0:j1]
+            part = mask.expand(*s.shape[:-2], n_q, n_kv)[at]
             s = s.masked_fill(~part, -INF) if part.dtype == torch.bool else s + part.to(s.dtype) * bias_scale
-        visible = seen(i0, i1, j0, j1, n_kv - n_q, causal, window)
-        return s if visible is None else s.masked_fill(~visible, -INF)
+        return s if seen is None else s.masked_fill(~seen[at], -INF)
 
     return hide
-
-
-def seen(i0, i1, j0, j1, off, causal, window=None):
-    """Which of the keys j0..j1 the queries i0..i1 see; None if all."""
-    if not causal and window is None:
-        return None
-    place = torch.arange(i0, i1)[:, None] + off
-    key = torch.arange(j0, j1)[None, :]
-    ok = key <= place if causal else torch.ones(i1 - i0, j1 - j0, dtype=torch.bool)
-    left, right = window if window is not None else (None, None)
-    if left is not None:
-        ok = ok & (key >= place - left)
-    if right is not None:
-        ok = ok & (key <= place + right)
-    return ok
 
 
 def tiles(n, size):

@@ -1,4 +1,5 @@
-"""FlashAttention-2's own CUDA kernels, compiled from flash-attn's source package, beside the emulator."""
+"""FlashAttention's own kernels beside the emulator: FlashAttention-2's, compiled from flash-attn's source package, and
+FlashAttention-4's for Hopper and Blackwell, by its own compiler."""
 
 import re
 import subprocess
@@ -11,9 +12,12 @@ import torch
 from attention_check.gpu import flash_attn
 from attention_check.gpu.flash_attn import backward, forward, splits_of
 from attention_check.gpu.flash_attn_kernels import Case, forward_kernels
+from attention_gallery.flash_attn_4 import compiled, fa4
 from benchmarks.original import original
 from fa_lib import kernels
+from fa_lib.kernels import baseline, tiled
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.shipped_newer import fa4_cuda, fa4_hopper
 from ptx_machine import GPU, Fault, nvcc
 from ptx_machine.contraction import contracted
 
@@ -113,3 +117,50 @@ def test_products_are_joined_to_sums_as_often_as_ptxas_does(tmp_path):
     instructions = contracted(kernel.entry).instructions
     ours = Counter(names[each.name] for each in instructions if each.name in names and each.types[-1] == "f32")
     assert ours == theirs
+
+
+EMULATED = {"H100": fa4_hopper, "B200": fa4_cuda}
+
+
+def seeded(batch, heads, kv_heads, n_q, n_kv, head_dim=64, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(n_q + n_kv)
+    shapes = (heads, n_q), (kv_heads, n_kv), (kv_heads, n_kv)
+    return [torch.randn(batch, h, n, head_dim, generator=generator).to(dtype) for h, n in shapes]
+
+
+def exact(q, k, v, causal):
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    return baseline(q.double(), k, v, causal=causal)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "B200"])
+@pytest.mark.parametrize("shape, causal", [
+    ((2, 3, 3, 113, 203), False), ((2, 3, 3, 113, 203), True), ((1, 4, 2, 200, 200), True), ((1, 4, 2, 70, 200), False),
+    ((1, 1, 1, 1, 300, 128), True), ((1, 1, 1, 300, 300, 128), True),
+])  # fmt: skip
+def test_it_is_as_exact_as_its_outputs_format(gpu, shape, causal):
+    """Masks, tiles at the edge, heads that share keys, both ways in which work is given to blocks."""
+    q, k, v = seeded(*shape)
+    o, reference = fa4(q, k, v, causal, None, gpu=gpu), exact(q, k, v, causal)
+    assert (o.double() - reference).abs().max() < 2 * (reference.to(o.dtype).double() - reference).abs().max()
+
+
+@pytest.mark.parametrize("gpu", ["H100", "B200"])
+@pytest.mark.parametrize("dtype, fmt", [(torch.bfloat16, "BF16"), (torch.float16, "FP16")])
+def test_the_emulator_has_its_bits(gpu, dtype, fmt):
+    """What `shipped` says of the kernel, written from its source, gives 99.5 % of its bits or more: the order of sums,
+    the rescaling, and Blackwell's polynomials for some of the exponentials."""
+    q, k, v = seeded(1, 1, 1, 200, 640, dtype=dtype)
+    o = fa4(q, k, v, False, None, gpu=gpu)
+    emulated = tiled(q.double(), k.double(), v.double(), **EMULATED[gpu](fmt, 64, gpu))
+    assert (o.double() == emulated).double().mean() > 0.995
+
+
+def test_what_it_has_no_kernel_for_is_refused():
+    q, k, v = seeded(1, 1, 1, 300, 300, 128)
+    with pytest.raises(NotImplementedError, match="two blocks in a cluster"):
+        fa4(q, k, v, False, None, gpu="B200")
+    with pytest.raises(NotImplementedError, match="Hopper and Blackwell; A100 came"):
+        fa4(q, k, v, False, None, gpu="A100")
+    with pytest.raises(NotImplementedError, match="no kernel for this call: AssertionError"):
+        compiled(q[..., :60], k[..., :60], False, GPU.of("H100"))

@@ -120,12 +120,6 @@ def test_an_assertion_of_a_kernel_refuses():
     assert not broken(raised.value)
 
 
-def test_memory_that_nobody_wrote_is_no_output(extension):
-    kernel = on.kernel(lambda q, k, v: extension.untouched(q), "A100")
-    with pytest.raises(Unwritten, match="what memory holds that nobody wrote"):
-        kernel(X, X, X)
-
-
 @pytest.mark.parametrize("with_malloc", [False, True])
 def test_a_read_of_memory_that_nobody_wrote_names_the_line(extension, with_malloc):
     def reads(least):

@@ -39,9 +39,3 @@ def test_a_matrix_out_of_bounds_names_the_line(ptx, short, line):
                   for i in range(4))  # fmt: skip
     with pytest.raises(Fault, match=rf"kernel\.cu, line {line} "):
         Kernel(ptx, "f16_f32_16_16_rows")((1,), (32,), 0, a, b, c, d, 1.0)
-
-
-def test_what_is_not_modelled_says_so(ptx):
-    with pytest.raises(ValueError, match="wmma.load.a.sync.aligned.row.m16n16k16.shared.s8"):
-        Kernel(ptx.replace("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16",
-                           "wmma.load.a.sync.aligned.row.m16n16k16.shared.s8"), "f16_f32_16_16_rows")  # fmt: skip

@@ -69,19 +69,12 @@ def test_powers_of_two_are_exact_at_whole_numbers():
 
 
 @pytest.mark.parametrize("name, kind", sorted(SHORT))
-def test_functions_of_16_bits_have_its_bits_and_are_near_the_exact_ones(name, kind):
+def test_functions_of_16_bits_have_its_bits(name, kind):
     """Every operand's result was recorded."""
     every = np.arange(1 << 16, dtype=np.uint16)
     words = f"{name}.approx{'.ftz' if (name, kind) == ('ex2', 'bf16') else ''}.{kind}"
     out = elementwise(f"{words} {{out}}, {{0}}", [every], np.uint16, "H100", threads=THREADS)
     assert np.array_equal(out, short(f"{name}_{kind}"))
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
-    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).double()
-    found = torch.from_numpy(short(f"{name}_{kind}").view(np.int16)).view(dtype).double()
-    exact = {"ex2": torch.exp2, "tanh": torch.tanh}[name](every)
-    usual = every.isfinite() & (every.abs() < 8)
-    error = ((found - exact).abs() / exact.abs().clamp(min=2.0**-20))[usual]
-    assert error.max() < {"f16": 2**-9.5, "bf16": 2**-7}[kind] and error.max() > 0
 
 
 @pytest.mark.parametrize("key", [path.stem for path in sorted(RESULTS.glob("hardware.*mma_*.npz"))])

@@ -1,6 +1,6 @@
 """What Hopper adds: copies of boxes by a tensor map, barriers that count bytes, matrices in shared memory. A kernel
 copies boxes with their swizzle; the products read them by their descriptors, which a different rule of PTX describes:
-so each checks the other. Blackwell's products are FlashAttention-4's, in tests/gpu/test_flash_attn_4.py."""
+so each checks the other. Blackwell's products are FlashAttention-4's, in tests/gpu/test_flash_attn.py."""
 
 from functools import partial
 

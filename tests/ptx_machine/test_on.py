@@ -1,11 +1,19 @@
-"""Kernels by name in a GPU's arithmetic, and the GPU that their code believes in; Triton is in tests/gpu."""
+"""Kernels by name in a GPU's arithmetic, the label that readers see, and the GPU that their code believes in; Triton is
+in tests/gpu."""
+
+import re
 
 import pytest
 import torch
 from in_a_folder import command
 
+from attention_check.commands import reports
 from attention_check.gpu import on
+from attention_check.judge.findings import Judgement
+from attention_check.measure.plan import CheckPlan
+from attention_check.report.about import package_of
 from fa_lib import kernels
+from fa_lib.execution.machine import installed
 from fa_lib.kernels.kernel_ref import KernelRef, unavailable
 from ptx_machine import GPU
 from ptx_machine.fake_cuda import fake_cuda
@@ -64,3 +72,39 @@ def test_what_cannot_be_had_is_told(monkeypatch):
         kernels.get("mine:attention", gpu="A100")
     done = command("check", "kernel", "mine:attention", "--gpu", "P100")
     assert done.exit_code == 2 and "gpu: got 'P100'" in done.stderr
+
+
+@pytest.mark.parametrize("name, words", [
+    ("flash", "flash"), ("attention_gallery:mlx_sdpa", "gallery:mlx_sdpa"), ("mine:f@bshd", "mine:f@bshd"),
+    ("gpu:A100:attention_gallery.flash_attn_kernels:fa2_cuda", "gallery:fa2_cuda on A100"),
+    ("gpu:H100~1:mine:attention@bshd", "mine:attention@bshd on H100~1"), ("gpu:A100:fa2", "fa2 on A100"),
+    ("mine:f@bshd@scale_one", "mine:f@bshd@scale_one"), ("mine:f@one_query", "mine:f@one_query"),
+])  # fmt: skip
+def test_a_text_is_read_once_and_the_kernel_says_its_key_and_its_label(name, words):
+    kernel = KernelRef.of(name)
+    assert (kernel.label, kernel.key, f"{kernel}") == (words, name, name)
+    assert KernelRef.of(kernel) is kernel and KernelRef.of(kernel.key) == kernel
+    assert KernelRef.of("mine:f", "H100", "bshd").key == "gpu:H100:mine:f@bshd"
+    assert KernelRef.of("gallery:mlx_sdpa") == KernelRef.of("attention_gallery:mlx_sdpa")
+    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd"):
+        KernelRef.of("mine:f@sbhd")
+
+
+TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
+FLASH = KernelRef.of("fa_lib.kernels.compiled:flash", "A100")
+
+
+def test_a_page_its_files_and_its_record_name_the_kernel_and_the_gpu(tmp_path):
+    report = reports.check_kernel(FLASH, TINY, tmp_path)
+    page = report.page.read_text()
+    assert report.page.name == "fa_lib.kernels.compiled_flash_on_A100.html" and FLASH.label in page
+    assert not re.findall(r"gpu[.:]on:|attention_check\.gpu", page)
+    assert report.record["label"] == FLASH.label and Judgement.of(report.record).subject == FLASH.key
+
+
+@pytest.mark.parametrize("name, package", [
+    ("fa2", "flash-attn 2.8.3"), ("attention_gallery.flash_attn_kernels:fa2_cuda", "flash-attn 2.8.3"),
+    ("numpy:dot", f"numpy {installed('numpy')}"),
+])  # fmt: skip
+def test_the_package_of_a_page_is_the_kernels(name, package):
+    assert package_of(KernelRef.of(name, "A100")) == package
