@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from attention_check.measure.relations import RELATIONS
-from attention_check.report.sentences import WORDINGS
+from attention_check.report.wordings import WORDINGS
 from attention_gallery.catalogue import pins
 from fa_lib.execution import claims, ledger
 from fa_lib.execution.files import replacing

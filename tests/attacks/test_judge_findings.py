@@ -19,7 +19,8 @@ from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.probe.capture import captured
 from attention_check.report.page_files import PageFiles
-from attention_check.report.sentences import WORDINGS, judgement_text
+from attention_check.report.sentences import judgement_text
+from attention_check.report.wordings import worded
 from attention_check.testing.checks import result_of
 from fa_lib import kernels
 
@@ -126,7 +127,7 @@ def test_a_capture_on_which_baseline_overflows_has_its_page(name, tmp_path):
     assert done.exit_code == CODES[verdict], done.output
     judgement = Judgement.of(json.loads(record.read_text()))
     (one,) = [each for each in found(judgement, what) if each.where | part == each.where]
-    (said,) = WORDINGS[what]([one])
+    (said,) = worded([one])
     page = html.unescape((tmp_path / f"{name}.html").read_text().replace("<wbr>", ""))
     assert said.text in done.output and said.text in page
 

@@ -28,7 +28,8 @@ from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import of_conduct
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
-from attention_check.report.sentences import WORDINGS, judgement_text
+from attention_check.report.sentences import judgement_text
+from attention_check.report.wordings import worded
 from fa_lib import kernels
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import CHECKOUT
@@ -162,7 +163,7 @@ def test_after_three_hangs_the_rest_is_not_asked(stranger):
     (gate,) = found(judgement, "not_run")
     assert (gate.where["asked"], gate.where["outcome"]) == ("BF16", Outcome.ENDED)
     assert gate.where["problem"].endswith(" 1 s")  # five times the limit for a first call
-    assert "fails: nothing of it was judged: asked for BF16 it does not answer" in judgement_text(judgement)
+    assert "fails: it could not be run: asked for BF16 it does not answer" in judgement_text(judgement)
 
 
 HABITS = [  # what a call does beside its work; findings
@@ -189,7 +190,7 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
             assert call_kernel(fn, *draw(n=i + 1)).outcome == "answered"
             told = list(of_conduct(fn.told()))
             assert [(each.what, each.severity, each.where["details"]) for each in told] == due, text
-            assert all(said.text for each in told for said in WORDINGS[each.what]([each]))
+            assert all(said.text for each in told for said in worded([each]))
     assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
     assert torch.get_num_threads() == threads
 

@@ -26,7 +26,7 @@ from attention_check.measure.split_keys import in_splits
 from attention_check.measure.tables import measure
 from attention_check.report import tables
 from attention_check.report.labels import LABELS
-from attention_check.report.sentences import judgement_text, title
+from attention_check.report.sentences import headline, judgement_text
 from benchmarks.mutants.gradients import Altered
 from examples import fp8_attention, my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
@@ -350,7 +350,7 @@ def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_pat
     seen, judgement = examined(only_256, replace(TINY, shapes=("113 x 203",)))
     assert judgement.verdict == Verdict.NOT_JUDGED and not judgement.passed
     assert judgement_text(judgement).startswith(f"{judgement.subject} is not judged.")
-    assert judgement.record()["verdict"] == "not_judged" and title(judgement).startswith(judgement.subject)
+    assert judgement.record()["verdict"] == "not_judged" and headline(judgement).startswith(judgement.subject)
     (tmp_path / "odd.py").write_text(
         "from fa_lib import kernels\n\n\ndef attention(q, k, v):\n    assert q.dtype.itemsize == 8\n"
         "    return kernels.unfused(q, k, v)\n"

@@ -34,7 +34,7 @@ def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Fi
     for ax, (key, name) in zip(axes.flat, PANELS.items()):
         _DRAW[key](ax, getattr(found, name), judgement.subject)
         ax.set_title(PICTURES[key].title)
-    return captioned(figure, sentences.title(judgement), caption)
+    return captioned(figure, sentences.headline(judgement).removesuffix("."), caption)
 
 
 @styled

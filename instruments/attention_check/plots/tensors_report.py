@@ -38,7 +38,7 @@ def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame,
     for ax, (key, draw) in zip(axes, drawings.items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
-    return captioned(figure, sentences.title(judgement), f"{caption} {shortened(risky)}".rstrip())
+    return captioned(figure, sentences.headline(judgement).removesuffix("."), f"{caption} {shortened(risky)}".rstrip())
 
 
 @styled

@@ -133,7 +133,7 @@ def _row(said, anchors):
     found = [anchors[key] for key in SOURCES.get(said.what, ()) if key in anchors]
     links = [(anchor.partition("-")[0], anchor) for anchor in found]
     texts = {name: getattr(said, name) for name in ("text", "number", "limit", "more", "remedy")}
-    return texts | dict(links=links, beyond=said.beyond)
+    return texts | dict(links=links)
 
 
 def _texts(named):
