@@ -24,7 +24,6 @@ from attention_check.measure.reference_cache import Inputs
 from attention_check.measure.reference_store import files_in, references
 from attention_check.measure.split_keys import in_splits
 from attention_check.measure.tables import measure
-from attention_check.report import tables
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import headline, judgement_text
 from benchmarks.mutants.gradients import Altered
@@ -196,8 +195,6 @@ def test_a_bias_is_told_beside_baselines_and_from_a_least_size_on(examined):
     assert bias.number > bias.where["baseline"] + 2 * SIDE and "Baseline's there, by" in judgement_text(judgement)
     none = seen.inputs.assign(outwards=[-1e-3 - 1e-6 * i for i in range(len(seen.inputs))])
     assert not found(judge_kernel(seen.lengths.kernel.iloc[0], replace(seen, inputs=none)), "outwards")
-    shown = tables.by_input(none.assign(outwards=-1e-5))
-    assert set(shown["away from zero (ulp)"]) == {"+0.000"}
 
 
 def no_fp64(q, k, v, causal=False, scale=None):

@@ -127,7 +127,7 @@ def check_model(
     about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(function=function, names=[*map(str, names)], calls=probe.calls, save=f"{save or ''}", causal=causal)
-    sections, panels = model_sections(probe.table, ways), model_panels(probe.table)
+    sections, panels = model_sections(probe.table), model_panels(probe.table)
     tables = [("probe", probe.table), ("ways", pd.DataFrame(ways))]
     return write_report(files, judgement, sections, panels, tables, about, settings)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 
 from attention_check.adapters import LAYOUTS
-from attention_check.checks import sections
 from attention_check.isolation.calls import judged_by_one_thread
 from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, launches, wait
 from attention_check.judge.findings import Verdict
@@ -20,6 +19,7 @@ from attention_check.probe.capture import AS_IT_IS
 from attention_check.report.about import circumstances, package_of
 from attention_check.report.page import Report, picture, write_report
 from attention_check.report.page_files import PageFiles
+from attention_check.report.tables import kernel_sections
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -81,7 +81,8 @@ def check_kernel(
     }  # fmt: skip
     settings = dict(kernel=judgement.label, device=device) | asdict(plan)
     panels = {key: pictures[key]() for key in PICTURE_OF.values() if key in pictures} | weights
-    return write_report(files, judgement, sections(judgement.subject, found), panels, found.items(), about, settings)
+    sections = kernel_sections(judgement.subject, found)
+    return write_report(files, judgement, sections, panels, found.items(), about, settings)
 
 
 def _weights(kernel):

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from attention_check.checks import CHECKS, NO_ATTENTION, NO_ERRORS
 from attention_check.judge.findings import Judgement, Severity
+from attention_check.judge.tables import CHECKS, NO_ATTENTION, NO_ERRORS
 from attention_check.measure.contract import ADAPTED
 from attention_check.measure.measurements import Measurements
 from fa_lib.kernels.kernel_ref import KernelRef

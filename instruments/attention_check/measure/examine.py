@@ -6,12 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from attention_check.checks import TABLES
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
 from attention_check.measure.reference_store import files_in, references
-from attention_check.measure.tables import reference_tasks
+from attention_check.measure.tables import MEASURED, reference_tasks
 from attention_check.measure.way import way_of
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import REFERENCE_KERNELS
@@ -46,14 +45,13 @@ def examine(
         return found
     with files_in(cache):
         references().prefetch(reference_tasks(checked))
-        for name, _ in found.items():
-            if run := TABLES[name].run:
-                rows = run(checked, found)
-                if name == "lengths":
-                    references().prefetch(reference_tasks(checked, again=False))
-                found = replace(found, **{name: rows})
-                if done:
-                    done(in_table(checked.kernel), name, rows)
+        for name, run in MEASURED.items():
+            rows = run(checked, found)
+            if name == "lengths":
+                references().prefetch(reference_tasks(checked, again=False))
+            found = replace(found, **{name: rows})
+            if done:
+                done(in_table(checked.kernel), name, rows)
     return found
 
 

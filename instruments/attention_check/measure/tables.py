@@ -310,3 +310,9 @@ def measure_shapes(
             failed = dict(ratio=math.nan, passed=None, outcome=error.outcome, problem=str(error))
             found = [dict(tensor="dq") | failed] if crashed(str(error)) else []
     return [dict(tensor="o") | failed]
+
+
+MEASURED = {  # table of Measurements -> what measures it, in their order
+    "lengths": over_lengths, "sums": sums, "shapes": over_shapes, "inputs": on_trouble, "bounds": within_bounds,
+    "splits": splits, "repeats": same_call, "relations": relations, "rounding": casts,
+}  # fmt: skip

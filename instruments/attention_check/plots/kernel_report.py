@@ -11,8 +11,8 @@ from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
 from attention_check.plots.page_style import BLUE, DIM, PANEL, READABLE, RUST, panel
 from attention_check.report import sentences
-from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
+from attention_check.report.pictures import PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned

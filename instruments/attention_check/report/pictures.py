@@ -1,8 +1,6 @@
-"""Where on its page a finding comes from: pictures and tables, and what each picture shows."""
+"""The pictures of a page: the question of each, and how it is read."""
 
 from dataclasses import dataclass
-
-from attention_check.checks import CHECKS
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,3 @@ PICTURES = {
         "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
     ),
 }
-SOURCES = {  # findings of captured tensors and of models -> keys of pictures and of tables
-    "head_error": ("errors", "heads"), "refused": ("errors", "heads"),
-    "explained": ("explained",),
-    **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
-    **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
-    "captured_gradients": ("gradients",), "layer_error": ("layers", "by_layer"),
-    **dict.fromkeys(("sees_later", "own_hidden", "idle_mask", "later_unknown"), ("by_layer",)),
-    **dict.fromkeys(("way_of_attention", "way_differs", "way_not_run"), ("ways",)),
-}  # fmt: skip
-for _check in CHECKS.values():  # the first first
-    SOURCES |= {what: tuple(dict.fromkeys((*SOURCES.get(what, ()), *keys))) for what, keys in _check.finds.items()}
