@@ -14,7 +14,7 @@ from attention_check.judge.findings import Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, CheckPlan
-from attention_check.measure.reference_store import references
+from attention_check.measure.reference_worker import begin
 from attention_check.probe.capture import AS_IT_IS
 from attention_check.report.about import circumstances, package_of
 from attention_check.report.page import Report, picture, write_report
@@ -59,7 +59,7 @@ def check_kernel(
 
     def begin_picture(key: str, table: str, rows: pd.DataFrame) -> None:
         if table in PICTURE_OF:
-            pictures[PICTURE_OF[table]] = references().begin(_drawn, PICTURE_OF[table], key, rows)
+            pictures[PICTURE_OF[table]] = begin(_drawn, PICTURE_OF[table], key, rows)
 
     with isolated(kernel, timeout) as kernel:
         wait(kernel)

@@ -9,7 +9,7 @@ import pandas as pd
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
-from attention_check.measure.reference_store import files_in, references
+from attention_check.measure.reference_worker import prefetch
 from attention_check.measure.tables import MEASURED, reference_tasks
 from attention_check.measure.way import way_of
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
@@ -24,7 +24,7 @@ def examine(
 
     Args:
         kernel: a KernelRef, the text of one, or a function.
-        cache: as `sweep`; golden values are kept there too, and serve every kernel.
+        cache: as `sweep`.
         beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
         done: called with the kernel's key, a table's name and the table as soon as it is measured.
 
@@ -37,21 +37,18 @@ def examine(
     """
     kernel = kernel if callable(kernel) else KernelRef.of(kernel)
     likely = CheckedKernel.likely(kernel, depth, device=device, beside=_others(beside, kernel))
-    references().prefetch(reference_tasks(likely))  # while it is seen what the kernel can do
+    prefetch(reference_tasks(likely))  # while it is seen what the kernel can do
     way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
     checked = CheckedKernel.of(way, depth, device=device, cache=cache, beside=_others(beside, way.kernel))
     found = Measurements(way.conventions, way.asked, arithmetic=depth.arithmetic)
     if not checked.judged:
         return found
-    with files_in(cache):
-        references().prefetch(reference_tasks(checked))
-        for name, run in MEASURED.items():
-            rows = run(checked, found)
-            if name == "lengths":
-                references().prefetch(reference_tasks(checked, again=False))
-            found = replace(found, **{name: rows})
-            if done:
-                done(in_table(checked.kernel), name, rows)
+    prefetch(reference_tasks(checked))
+    for name, run in MEASURED.items():
+        rows = run(checked, found)
+        found = replace(found, **{name: rows})
+        if done:
+            done(in_table(checked.kernel), name, rows)
     return found
 
 

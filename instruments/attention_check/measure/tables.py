@@ -37,7 +37,7 @@ from attention_check.measure.reference_cache import (
     fitted,
     reference_values,
 )
-from attention_check.measure.reference_store import references
+from attention_check.measure.reference_worker import compute
 from attention_check.measure.relations import relate
 from attention_check.measure.rounding_mode import rounding_mode
 from attention_check.measure.split_keys import SPLITS, rounded_splits
@@ -191,16 +191,13 @@ def _troubled(checked, draws, first=None):
     return checked.inputs_for(names, checked.plan.troubled_n, [None], draws, first)
 
 
-def reference_tasks(checked: CheckedKernel, again: bool = True) -> list[tuple]:
-    """List the reference values that the tables of most kernels get of `references`, each once, in their order. Others
-    are got as well: of other draws, and without gradients where a kernel has none. again: of a usual kernel's further
-    draws of normal inputs over lengths, too; uniform ones decide at once."""
+def reference_tasks(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values that the tables of most kernels `compute`, each once, in their order. Others
+    are got as well: of other draws, and without gradients where a kernel has none."""
     plan, able, device = checked.plan, checked.able, checked.device
     inputs, order = checked.over_lengths()
     order = sorted(order, key=lambda i: inputs[i].n not in plan.lengths)  # stable: as `over_lengths` measures them
     tasks: list[tuple] = [(reference_values, inputs[i]) for i in order]
-    normal = [each for each in inputs if again and each.n in plan.lengths and each.distribution == "normal"]
-    tasks += [(reference_values, replace(each, seed=each.seed + i)) for i in range(1, plan.seeds) for each in normal]
     tasks += [(measure, checked.beside, each) for each in _emulated(checked)]
     call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients and not plan.arithmetic, device=device)
     call |= dict(arithmetic=plan.arithmetic)
@@ -224,7 +221,7 @@ def _inputs(row):
 
 def measure_emulated(names: Sequence[str], inputs: Inputs) -> list[dict]:
     """A cell: `measure` of emulated kernels, which the reference worker may have called."""
-    return references().compute(measure, tuple(names), inputs)
+    return compute(measure, tuple(names), inputs)
 
 
 def measure(names: Sequence[KernelRef | str | Callable], inputs: Inputs) -> list[dict]:
@@ -238,7 +235,7 @@ def measure(names: Sequence[KernelRef | str | Callable], inputs: Inputs) -> list
         the numbers are NaN.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
-    reference, rows = references().tensors(reference_values, inputs), []
+    reference, rows = compute(reference_values, inputs), []
     golden, (base_max, base_rmse, base_bias) = reference["golden"], reference["baseline"].tolist()
     for kernel in names:
         answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
@@ -304,7 +301,7 @@ def measure_shapes(
     for gradients in (True, False) if able.gradients else (False,):
         case = Ruled(shape, head_dim, distribution, fmt, seed, gradients, device, arithmetic)
         try:
-            rows = rule_rows(fn, case, references().tensors(exact_of, case))
+            rows = rule_rows(fn, case, compute(exact_of, case))
             return found + [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
             failed = dict(ratio=math.nan, passed=None, outcome=error.outcome, problem=str(error))
