@@ -12,14 +12,12 @@ from attention_check.explain.explain import explain_call
 from attention_check.explain.explain import read as explain_read
 from attention_check.isolation.isolated_kernel import all_isolated, conduct
 from attention_check.judge.captured import judge_model, judge_tensors
-from attention_check.measure import captured
+from attention_check.measure.captured import examine_tensors
 from attention_check.measure.closeness import WorstCall
-from attention_check.measure.examine_tensors import examine_tensors
 from attention_check.measure.measurements import RAN
 from attention_check.plots.model_report import model_panels
 from attention_check.plots.tensors_report import shortened, tensors_panels
-from attention_check.probe.capture import AS_IT_IS
-from attention_check.probe.capture import captured as read_captured
+from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import SECOND, Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.replays import Runs, compared
@@ -53,7 +51,7 @@ def check_tensors(
     """
     files = PageFiles.of(out, Path(path).stem)
     files.clear()
-    held = read_captured(path, reading)
+    held = captured(path, reading)
     if names is None:
         if "without_o" in held.about:
             changes = f"rounding q, k and v to {held.about['without_o']} changes them"
@@ -67,14 +65,10 @@ def check_tensors(
         subjects = [RAN if name == RAN else next(here) for name in names]
         held = held.on(device)
         q, k, v, options = held.q, held.k, held.v, held.options
-        answers = captured.answered(q, k, v, options, subjects, held.o)
-        judged, of_judged = subjects[0], dict[str, pd.DataFrame]()
-        if isinstance(judged, KernelRef):
-            if held.dO is not None:
-                of_judged["gradients"] = pd.DataFrame(captured.gradients(q, k, v, held.dO, options, judged))
-            of_judged["conduct"] = conduct(judged)
-    keys = tuple(answers)
-    found = replace(examine_tensors(q, k, v, options, answers, keys[0]), **of_judged)
+        found = examine_tensors(q, k, v, options, subjects, held.o, held.dO)
+        if isinstance(judged := subjects[0], KernelRef):
+            found = replace(found, conduct=conduct(judged))
+    keys = [*dict.fromkeys(map(str, subjects))]
     explained, why = None, ""
     if judged == RAN:
         try:

@@ -6,7 +6,7 @@ from itertools import groupby
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.measure.capability import NAMED_OPTIONS
 from attention_check.report.labels import KERNELS, label, named
-from attention_check.report.wordings import GRAVEST_FIRST, Sentence, gravity, lower, worded
+from attention_check.report.wordings import GRAVEST_FIRST, TOGETHER, Sentence, gravity, lower, worded
 from fa_lib.execution.untrusted import Untrusted
 
 CAUSES = (  # of what a judgement fails: a headline gives the first of them
@@ -33,6 +33,8 @@ def headline(judgement: Judgement) -> Untrusted:
     if on and judgement.subject in KERNELS:
         judged = named(judgement.subject).capitalize()
     found = cause(judgement)
+    if found and found[0].what in TOGETHER:
+        found = [f for f in judgement.findings if f.what == found[0].what]
     why = f": {lower(worded(found)[0].text)}" if found else ""
     text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
