@@ -1,6 +1,5 @@
 """The checks of captured tensors and of a model from start to end: measure, judge, write the page."""
 
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -108,7 +107,7 @@ def check_model(
     files.clear()
     with all_isolated([*map(KernelRef.of, names)]) as subjects, reader_modules.in_front():
         furthest = WorstCall()
-        run, probe = _model_function(function), Probe(subjects, save=save, also=furthest)
+        run, probe = _model_function(KernelRef.of(function)), Probe(subjects, save=save, also=furthest)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
@@ -130,18 +129,12 @@ def _say(way, entry):
     print(f"comparing {WAYS[way].format(entry=entry)}", flush=True)
 
 
-def _model_function(name: str) -> Callable:
-    """Return the function that "package.module:function" names."""
-    accepted = "accepted is package.module:function, a function without arguments that runs the model"
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ValueError(f"function: got {name!r}; {accepted}")
+def _model_function(ref: KernelRef) -> Callable:
+    """Return the function that runs a model."""
+    if ref.is_named:
+        accepted = "accepted is package.module:function, a function without arguments that runs the model"
+        raise ValueError(f"function: got {ref.label!r}; {accepted}")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
-        where = "modules are looked for in the current folder and on PYTHONPATH"
-        raised = f"{type_name(error)}: {message(error)}"
-        raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
-    if not callable(found):
-        raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
-    return found
+        return ref.imported()
+    except ValueError as error:
+        raise ValueError(f"function{message(error).removeprefix('kernel')}") from error

@@ -2,9 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import pandas as pd
 
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
@@ -12,13 +9,13 @@ from attention_check.measure.plan import QUICK, CheckPlan
 from attention_check.measure.reference_worker import prefetch
 from attention_check.measure.tables import MEASURED, reference_tasks
 from attention_check.measure.way import way_of
-from fa_lib.kernels.kernel_ref import KernelRef, in_table
+from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import REFERENCE_KERNELS
 
 
 def examine(
     kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
-    beside: Sequence[str] = tuple(REFERENCE_KERNELS), done: Callable[[Any, str, pd.DataFrame], None] | None = None,
+    beside: Sequence[str] = tuple(REFERENCE_KERNELS),
 ) -> Measurements:  # fmt: skip
     """Measure all that `judge_kernel` needs.
 
@@ -26,7 +23,6 @@ def examine(
         kernel: a KernelRef, the text of one, or a function.
         cache: as `sweep`.
         beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
-        done: called with the kernel's key, a table's name and the table as soon as it is measured.
 
     Returns:
         What was measured in BF16 and FP16, else in FP32; where the kernel has none of them, all but `asked` is empty.
@@ -45,10 +41,7 @@ def examine(
         return found
     prefetch(reference_tasks(checked))
     for name, run in MEASURED.items():
-        rows = run(checked, found)
-        found = replace(found, **{name: rows})
-        if done:
-            done(in_table(checked.kernel), name, rows)
+        found = replace(found, **{name: run(checked, found)})
     return found
 
 

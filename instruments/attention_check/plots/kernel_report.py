@@ -12,7 +12,7 @@ from attention_check.measure.reference_cache import BIASED, WORST
 from attention_check.plots.page_style import BLUE, DIM, PANEL, READABLE, RUST, panel
 from attention_check.report import sentences
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
-from attention_check.report.pictures import PICTURES
+from attention_check.report.pictures import PANELS, PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
@@ -20,7 +20,6 @@ from fa_lib.plots.style import INK, INPUTS, band, by_seed, log_ticks, no_minor_t
 
 BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
 TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
-PANELS = {"sums": "sums", "growth": "lengths", "rule": "shapes", "sides": "inputs"}  # key -> table of Measurements
 MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 

@@ -34,11 +34,6 @@ PICTURES = {
         "The mean signed difference to the golden value rounded to the format; hollow marks are Baseline's. Below 0.05 "
         "ulp nothing is called a bias: an output that is rounded once scatters by 0.29 ulp.",
     ),
-    "weights": Picture(
-        "Which weights does it give to keys?",
-        "The weights of the head that is furthest off, expected and measured, with rows of the identity as V. Grey: 0. "
-        "`fa-lib explain --kernel` says in words what differs, and measures other calls.",
-    ),
     "risks": Picture(
         "How risky is each head?",
         "Rows with several maxima: more than one key attains the row's largest score; P is exactly 1 there, and with V "
@@ -55,3 +50,4 @@ PICTURES = {
         "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
     ),
 }
+PANELS = {"sums": "sums", "growth": "lengths", "rule": "shapes", "sides": "inputs"}  # of a kernel's page -> its table
