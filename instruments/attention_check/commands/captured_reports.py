@@ -9,6 +9,8 @@ import pandas as pd
 
 from attention_check.explain.explain import explain_call
 from attention_check.explain.explain import read as explain_read
+from attention_check.explain.explain_words import groups
+from attention_check.explain.verdict import Explanation
 from attention_check.isolation.isolated_kernel import all_isolated, conduct
 from attention_check.judge.captured import judge_model, judge_tensors
 from attention_check.measure.captured import examine_tensors
@@ -22,10 +24,10 @@ from attention_check.probe.probe import Probe
 from attention_check.probe.replays import Runs, compared
 from attention_check.probe.skipped import place
 from attention_check.report.about import circumstances, package_of
-from attention_check.report.captured_tables import model_sections, tensors_sections
 from attention_check.report.labels import WAYS, named
 from attention_check.report.page import Report, write_report
 from attention_check.report.page_files import PageFiles
+from attention_check.report.tables import Section
 from fa_lib.execution import reader_modules
 from fa_lib.execution.untrusted import message, type_name
 from fa_lib.kernels.kernel_ref import KernelRef, label_of
@@ -85,7 +87,17 @@ def check_tensors(
     settings = dict(file=f"{path}", names=[*map(label_of, keys)], device=device) | asdict(reading)
     settings |= {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
     panels = tensors_panels(found.risks, found.deviations)
-    return write_report(files, judgement, tensors_sections(found, explained), panels, found.items(), about, settings)
+    sections = [] if explained is None else [explained_section(explained)]
+    return write_report(files, judgement, sections, panels, found.items(), about, settings)
+
+
+def explained_section(explained: Explanation) -> Section:
+    """What `explain` says of the output that was captured, a row for each verdict."""
+    rows = [
+        {"verdict": verdict.name if verdict else "not judged", "what it is": " ".join(words)}
+        for verdict, words in groups(explained)
+    ]
+    return Section("What fa-lib explain says", pd.DataFrame(rows))
 
 
 def check_model(
@@ -120,9 +132,8 @@ def check_model(
     about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(function=function, names=[*map(str, names)], calls=probe.calls, save=f"{save or ''}", causal=causal)
-    sections, panels = model_sections(probe.table), model_panels(probe.table)
     tables = [("probe", probe.table), ("ways", pd.DataFrame(ways))]
-    return write_report(files, judgement, sections, panels, tables, about, settings)
+    return write_report(files, judgement, (), model_panels(probe.table), tables, about, settings)
 
 
 def _say(way, entry):
