@@ -25,10 +25,10 @@ from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK
 from attention_check.measure.relations import RELATIONS
 from attention_check.probe.named_tensors import Reading
-from attention_check.public_reports import REPORTS, is_cause
 from attention_check.testing import assert_attention_close, checks
 from attention_check.testing.checks import CHECKS, result, result_of
 from benchmarks import judge
+from benchmarks.reports import REPORTS, is_cause
 from fa_lib import kernels
 
 SMALL = replace(checks.PLAN, lengths=(128,), troubled_n=32)
