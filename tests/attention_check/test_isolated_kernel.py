@@ -63,7 +63,7 @@ def alone(name, *limit):
 
 def judged(name, limit=60.0):
     with isolated(KernelRef.of(name), limit) as kernel:
-        tables = examine(kernel, TINY, beside=())
+        tables = examine(kernel, TINY)
         return judge_kernel(kernel, replace(tables, conduct=conduct(kernel)))
 
 
@@ -227,9 +227,9 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
     f.__qualname__ = "f"  # as it is in messages
     kernels.register("right one", f)
     with isolated(KernelRef.of(stranger("good"))) as kernel:
-        there = examine(kernel, TINY, beside=())
+        there = examine(kernel, TINY)
         assert not len(conduct(kernel))
-    here = examine("right one", TINY, beside=())
+    here = examine("right one", TINY)
     for table in ("asked", "lengths", "inputs", "shapes", "sums"):
         ours, theirs = (getattr(each, table).drop(columns="kernel", errors="ignore") for each in (there, here))
         pd.testing.assert_frame_equal(ours, theirs)

@@ -47,7 +47,7 @@ def test_the_page_and_pytest_have_one_verdict(each, monkeypatch):
     mutants` judges every kernel by the page's checks."""
     monkeypatch.setattr(checks, "PLAN", SMALL)
     failing = [name for name in CHECKS if result_of(name, each.name).passed is False]
-    judgement = judge_kernel(each.name, examine(each.name, PAGE, beside=()))
+    judgement = judge_kernel(each.name, examine(each.name, PAGE))
     of_page = [(f.what, f.where) for f in judgement.findings if f.severity == Severity.FAILS]
     assert bool(failing) == (judgement.verdict == Verdict.FAILS), (each.key, failing, of_page)
     assert not failing or each.key not in RIGHT, (each.key, failing)

@@ -50,7 +50,7 @@ class Read(HTMLParser):
 
 def test_the_page_has_its_pictures_and_the_tables_that_are_not_empty():
     judgement = Judgement("kernel", "mine", (ERROR, GRADIENTS, REPEATS))
-    sections = [Section("How far", tables.by_length(LENGTHS, "mine")), Section("Nothing", pd.DataFrame())]
+    sections = [Section("How far", tables.by_length(LENGTHS)), Section("Nothing", pd.DataFrame())]
     read = Read(page(judgement, sections, dict(growth=plt.figure(figsize=(1, 1)))))
     plt.close()
     assert read.ids == {"picture-growth"} and "  How far  " in read.text and "Nothing" not in read.text

@@ -44,7 +44,7 @@ def examined():
     @cache
     def examined(fn, depth=TINY):
         kernels.register(name := f"stranger {len(kernels.available())} {fn.__name__}", fn)
-        found = examine(name, depth, beside=())
+        found = examine(name, depth)
         return found, judge_kernel(name, found)
 
     return examined

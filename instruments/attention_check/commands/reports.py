@@ -55,7 +55,7 @@ def check_kernel(
         found = replace(found, conduct=conduct(kernel), launches=launches(kernel))  # the former ends its process
     judgement = judge_kernel(kernel, found)
     judged, lengths = KernelRef.of(judgement.subject), found.lengths
-    drawn = {key: begin(_drawn, key, judged.key, getattr(found, name)) for key, name in PANELS.items() if len(lengths)}
+    drawn = {key: begin(_drawn, key, getattr(found, name)) for key, name in PANELS.items() if len(lengths)}
     about = {
         "Kernel": judged.bare.label, "Package": package_of(judged), **circumstances(device),
         "Depth": depth if isinstance(depth, str) else "its own",
@@ -66,13 +66,13 @@ def check_kernel(
         "Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them",
     }  # fmt: skip
     settings = dict(kernel=judgement.label, device=device) | asdict(plan)
-    sections = kernel_sections(judged.key, found)
+    sections = kernel_sections(found)
     panels = {key: result() for key, result in drawn.items()}
     return write_report(files, judgement, sections, panels, found.items(), about, settings)
 
 
-def _drawn(key, kernel, rows):
+def _drawn(key, rows):
     """A picture of the page, as `page.picture` makes it. Matplotlib is imported where it is drawn."""
     from attention_check.plots.kernel_report import kernel_panel
 
-    return picture(kernel_panel(key, kernel, rows))
+    return picture(kernel_panel(key, rows))

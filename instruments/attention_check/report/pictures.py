@@ -21,8 +21,7 @@ PICTURES = {
     "growth": Picture(
         "Does its error grow with N?",
         "The largest error over Baseline's on the same outputs (at least 1,024), for the format and the numbers of "
-        "queries where it is largest. Beside it two emulated kernels: one as shipped, one with every step in the "
-        "format. The line is the rule, at most 2.",
+        "queries where it is largest. The line is the rule, at most 2.",
     ),
     "rule": Picture(
         "Is it within the rule, over shapes and masks?",

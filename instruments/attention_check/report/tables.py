@@ -63,7 +63,7 @@ class Section:
         return [[f"{cell}" for cell in row] for row in cells.itertuples(index=False, name=None)]
 
 
-def kernel_sections(kernel: str, found: Measurements) -> list[Section]:
+def kernel_sections(found: Measurements) -> list[Section]:
     """The tables of a kernel's page: those that have more than their findings say. All of them are CSV files."""
     return [
         Section("What it can do", by_call(found.asked)),
@@ -74,7 +74,7 @@ def kernel_sections(kernel: str, found: Measurements) -> list[Section]:
             "of a thread and blocks of a multiprocessor are of the launch with the most shared memory.",
         ),
         Section(
-            "How far it is from the golden value", by_length(found.lengths, kernel),
+            "How far it is from the golden value", by_length(found.lengths),
             "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
             "the largest error and of the root mean square. The largest decides: at most 2.",
         ),
@@ -109,13 +109,12 @@ def by_call(asked: pd.DataFrame) -> pd.DataFrame:
     return table if asked.head_dim.nunique() > 1 else table.drop(columns="head_dim")
 
 
-def by_length(lengths: pd.DataFrame, kernel: str = "") -> pd.DataFrame:
+def by_length(lengths: pd.DataFrame) -> pd.DataFrame:
     """A table of `measure` over N: a line for each format, inputs, N and number of queries."""
-    own = lengths[lengths.kernel == kernel] if kernel and len(lengths) else lengths
-    if not len(own):
-        return own[[]]
-    of = own.groupby([*OF_LENGTHS.call], sort=False)
-    worst = worst_draws(own, OF_LENGTHS, ALLOWED["o"]).set_index([*OF_LENGTHS.call]).times_max
+    if not len(lengths):
+        return lengths
+    of = lengths.groupby([*OF_LENGTHS.call], sort=False)
+    worst = worst_draws(lengths, OF_LENGTHS, ALLOWED["o"]).set_index([*OF_LENGTHS.call]).times_max
     errors = pd.DataFrame({
         "worst / Baseline's": worst, "mean / Baseline's": of.times_max.mean(), "largest error": of["max"].mean(),
         "root mean square": of.rmse.mean(),
