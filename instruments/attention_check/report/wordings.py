@@ -193,7 +193,7 @@ def _carry(findings: list[Finding]) -> Iterator[Sentence]:
         why = UNSEEN.get(unseen.get("because", ""), why)
         yield Sentence(f"Whether it keeps sums in low precision from tile to tile was not seen: {why}")
     else:
-        most = max(findings, key=lambda f: f.number)
+        most = max(findings, key=lambda f: f.number or 0.0)
         queries = listed(map(queries_in_words, most.where["queries"]))
         more = f"Sums of up to 4,096 terms, for {queries} at a time. A kernel that keeps sums in BF16 or FP16, in "
         more += "tiles of up to 512 keys, loses 3 ulp to hundreds."
