@@ -126,9 +126,9 @@ def apart_to_here(kernel="examples.my_kernel:attention"):
 
     def apart():
         with isolated(KernelRef.of(kernel)) as subject:
-            examine(subject, beside=())
+            examine(subject)
 
-    return ratio(apart, lambda: examine(kernel, beside=()), turns=3)
+    return ratio(apart, lambda: examine(kernel), turns=3)
 
 
 LOOP = """.version 8.0

@@ -34,7 +34,7 @@ def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
     """
     torch.manual_seed(seed)  # of kernels that leave something to chance
     with redirect_stderr(io.StringIO()):  # bars of progress
-        measured = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed), cache=cache, beside=())
+        measured = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed), cache=cache)
     judgement = judge_kernel(kernel, measured)
     by = {Severity.FAILS: [], Severity.REPORTED: []}
     for finding in judgement.findings:

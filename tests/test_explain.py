@@ -19,7 +19,7 @@ from attention_check.explain.explain_words import lines
 from attention_check.explain.explanation import explanation
 from attention_check.explain.verdict import Verdict
 from attention_check.probe.named_tensors import NAMES
-from attention_check.public_reports import drawn
+from benchmarks.reports import drawn
 from fa_lib import kernels
 from fa_lib.numerics.formats import BF16
 

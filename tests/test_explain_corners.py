@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import fa_lib
 from attention_check.explain.explain_words import lines
 from attention_check.explain.verdict import Verdict
-from attention_check.public_reports import drawn
+from benchmarks.reports import drawn
 from tests.test_explain import golden, in_place, side_by_side
 from tests.test_explain_gradients import gradients
 

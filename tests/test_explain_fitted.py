@@ -13,8 +13,8 @@ from attention_check.conventions.conventions import keys_of, what
 from attention_check.conventions.low_bits import OF_P
 from attention_check.explain.verdict import Verdict
 from attention_check.measure.closeness import closeness
-from attention_check.public_reports import drawn
 from attention_check.testing import assert_attention_close
+from benchmarks.reports import drawn
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import fa_lib
 from attention_check.explain.verdict import Verdict
-from attention_check.public_reports import drawn
+from benchmarks.reports import drawn
 from tests.test_explain import in_place
 
 N = 192

@@ -19,7 +19,7 @@ import fa_lib
 from attention_check.commands import captured_reports
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Severity
-from attention_check.measure import captured as capture
+from attention_check.probe.capture import captured
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why
 from attention_check.report.sentences import judgement_text
@@ -175,7 +175,8 @@ def test_keys_and_values_are_compared_and_saved_as_few_as_they_are(tmp_path):
         model(IDS)
     assert set((tuple(q), tuple(k)) for q, k, _ in seen) == {((2, 4, 48, 16), (2, 2, 48, 16))}
     assert all(options["causal"] and "mask" not in options for *_, options in seen)
-    q, k, v, options = capture.read(tmp_path / "worst.safetensors")
+    saved = captured(tmp_path / "worst.safetensors")
+    q, k, v, options = saved.q, saved.k, saved.v, saved.options
     assert (q.shape, k.shape, v.shape) == ((2, 4, 48, 16), (2, 2, 48, 16), (2, 2, 48, 16)) and q.dtype == BITS
     with safe_open(tmp_path / "worst.safetensors", "pt") as held:
         about = held.metadata()
@@ -456,7 +457,7 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
     assert {layer: f.severity for layer, f in ran.items()} == dict(a="passes", b="fails", c="fails")
     assert ran["c"].number is None and ran["c"].limit == 2
     text = judgement_text(judgement)
-    assert text.startswith("mine fails.") and "2 of 3 layers" in text and "Own c: not finite, limit 2 ×" in text
+    assert text.startswith("mine fails: in 2 of 3 layers") and "Own c: not finite, limit 2 ×" in text
 
 
 def decodes():

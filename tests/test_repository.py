@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from attention_check.measure.relations import RELATIONS
-from attention_check.report.sentences import WORDINGS
+from attention_check.report.wordings import WORDINGS
 from attention_gallery.catalogue import pins
 from benchmarks import sizes
 from fa_lib.execution import claims, ledger, results

@@ -19,6 +19,7 @@ from attention_check.judge.captured import flags, judge_tensors
 from attention_check.judge.findings import Severity
 from attention_check.measure import captured as capture
 from attention_check.measure.measurements import TensorMeasurements
+from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.report.sentences import headline, judgement_text
 from fa_lib import BF16, FP16, FP32, draw, kernels
@@ -38,14 +39,19 @@ def written(path, **held):
     return path
 
 
+def read(*given):
+    held = captured(*given)
+    return held.q, held.k, held.v, held.options
+
+
 @pytest.mark.parametrize("suffix", ["safetensors", "npz", "pt"])
 def test_a_file_holds_tensors_and_how_they_were_used(tmp_path, suffix):
     q, k, v = tensors(dtype=torch.float32)
     held = dict(q=q, k=k, v=v, causal=torch.tensor(True), scale=torch.tensor(0.5), mask=torch.ones(40, 40).tril() > 0)
-    got = capture.read(written(tmp_path / f"a.{suffix}", **held))
+    got = read(written(tmp_path / f"a.{suffix}", **held))
     assert all(torch.equal(a, b) for a, b in zip(got[:3], (q, k, v)))
     assert got[3].keys() == {"causal", "scale", "mask"} and got[3]["causal"] is True and got[3]["scale"] == 0.5
-    rounded = capture.read(tmp_path / f"a.{suffix}", Reading("BF16"))
+    rounded = read(tmp_path / f"a.{suffix}", Reading("BF16"))
     assert rounded[0].dtype == torch.bfloat16 and torch.equal(rounded[0], q.bfloat16())
 
 
@@ -65,19 +71,19 @@ def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
     }
     for name, (held, message) in cases.items():
         with pytest.raises(ValueError, match=message):
-            capture.read(written(tmp_path / name, **held))
+            read(written(tmp_path / name, **held))
     for name in ("a.pkl", "a.pt", "a.npz"):
         (tmp_path / name).write_bytes(pickle.dumps(dict(q=print)))
     np.savez(tmp_path / "of_objects.npz", q=np.array([print], dtype=object))
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "v.safetensors").read_bytes()[:-50])
     for name in ("a.pkl", "a.pt", "a.npz", "of_objects.npz", "cut.safetensors"):
         with pytest.raises(ValueError, match="without pickle.*safetensors.torch.save_file"):
-            capture.read(tmp_path / name)
+            read(tmp_path / name)
     torch.save([q, k, v], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="holds list; accepted are named tensors"):
-        capture.read(tmp_path / "list.pt")
+        read(tmp_path / "list.pt")
     with pytest.raises(FileNotFoundError):
-        capture.read(tmp_path / "nowhere.pt")
+        read(tmp_path / "nowhere.pt")
 
 
 @pytest.mark.parametrize("options", [{}, dict(causal=True), dict(scale=2.0), dict(mask=torch.ones(40, 40) > 0)])

@@ -220,7 +220,7 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
     made = {}
     for at, seed in enumerate((1, 1, 2)):
         calls.clear()
-        tables = examine("cheats beyond 4096", replace(depth, drawn_seed=seed), beside=())
+        tables = examine("cheats beyond 4096", replace(depth, drawn_seed=seed))
         made[at] = [*calls]
         judgement = judge_kernel("cheats beyond 4096", tables)
         (worst,) = found(judgement, "error")

@@ -19,7 +19,8 @@ from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.probe.capture import captured
 from attention_check.report.page_files import PageFiles
-from attention_check.report.sentences import WORDINGS, judgement_text
+from attention_check.report.sentences import judgement_text
+from attention_check.report.wordings import worded
 from attention_check.testing.checks import result_of
 from fa_lib import kernels
 
@@ -45,7 +46,7 @@ def louder(q, k, v):
 def test_noise_is_told_as_noise_and_not_as_a_carry():
     """5. The factor 1.15 is told in test_judge.py, of a kernel that also cheats."""
     kernels.register("noise of 5 %", noise)
-    judgement = judge_kernel("noise of 5 %", examine("noise of 5 %", TINY, beside=()))
+    judgement = judge_kernel("noise of 5 %", examine("noise of 5 %", TINY))
     (noisy,) = found(judgement, "noise")
     assert noisy.severity == Severity.FAILS and noisy.number > 10 and judgement.carries is None
     assert "scale" not in {each.what for each in judgement.findings}
@@ -63,7 +64,7 @@ def fp16_in_bf16(q, k, v):
 
 def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     kernels.register("FP16 in BF16", fp16_in_bf16)
-    tables = examine("FP16 in BF16", TINY, beside=())
+    tables = examine("FP16 in BF16", TINY)
     judgement = judge_kernel("FP16 in BF16", tables)
     (low,) = found(judgement, "coarse")
     assert low.severity == Severity.FAILS and (low.where["fmt"], low.number, low.limit) == ("FP16", 8, 10)
@@ -126,7 +127,7 @@ def test_a_capture_on_which_baseline_overflows_has_its_page(name, tmp_path):
     assert done.exit_code == CODES[verdict], done.output
     judgement = Judgement.of(json.loads(record.read_text()))
     (one,) = [each for each in found(judgement, what) if each.where | part == each.where]
-    (said,) = WORDINGS[what]([one])
+    (said,) = worded([one])
     page = html.unescape((tmp_path / f"{name}.html").read_text().replace("<wbr>", ""))
     assert said.text in done.output and said.text in page
 

@@ -10,7 +10,7 @@ from attention_check.judge.findings import Severity
 from attention_check.judge.tables import largest, over_shapes
 from attention_check.measure import draws
 from attention_check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, SIDE, SPREAD, redraw_failures, worst_draws
-from attention_check.report.sentences import WORDINGS
+from attention_check.report.wordings import worded
 from fa_lib.kernels.rule import ALLOWED
 
 LIMIT = ALLOWED["o"]
@@ -63,7 +63,7 @@ def test_a_draw_beyond_the_rule_is_drawn_again_and_others_are_not():
     error, chance = largest(found)
     assert (error.what, error.severity, error.number) == ("error", Severity.PASSES, 1.2)
     assert (chance.what, chance.severity, chance.number) == ("chance", Severity.REPORTED, 2.2)
-    (said,) = WORDINGS["chance"]([chance])
+    (said,) = worded([chance])
     assert said.text.startswith("In one of 11 draws its largest error is beyond the rule (normal inputs, FP16")
 
 

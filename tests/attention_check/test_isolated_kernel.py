@@ -28,7 +28,8 @@ from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import of_conduct
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
-from attention_check.report.sentences import WORDINGS, judgement_text
+from attention_check.report.sentences import judgement_text
+from attention_check.report.wordings import worded
 from fa_lib import kernels
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import CHECKOUT
@@ -62,7 +63,7 @@ def alone(name, *limit):
 
 def judged(name, limit=60.0):
     with isolated(KernelRef.of(name), limit) as kernel:
-        tables = examine(kernel, TINY, beside=())
+        tables = examine(kernel, TINY)
         return judge_kernel(kernel, replace(tables, conduct=conduct(kernel)))
 
 
@@ -162,7 +163,7 @@ def test_after_three_hangs_the_rest_is_not_asked(stranger):
     (gate,) = found(judgement, "not_run")
     assert (gate.where["asked"], gate.where["outcome"]) == ("BF16", Outcome.ENDED)
     assert gate.where["problem"].endswith(" 1 s")  # five times the limit for a first call
-    assert "fails: nothing of it was judged: asked for BF16 it does not answer" in judgement_text(judgement)
+    assert "fails: it could not be run: asked for BF16 it does not answer" in judgement_text(judgement)
 
 
 HABITS = [  # what a call does beside its work; findings
@@ -189,7 +190,7 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
             assert call_kernel(fn, *draw(n=i + 1)).outcome == "answered"
             told = list(of_conduct(fn.told()))
             assert [(each.what, each.severity, each.where["details"]) for each in told] == due, text
-            assert all(said.text for each in told for said in WORDINGS[each.what]([each]))
+            assert all(said.text for each in told for said in worded([each]))
     assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
     assert torch.get_num_threads() == threads
 
@@ -226,9 +227,9 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
     f.__qualname__ = "f"  # as it is in messages
     kernels.register("right one", f)
     with isolated(KernelRef.of(stranger("good"))) as kernel:
-        there = examine(kernel, TINY, beside=())
+        there = examine(kernel, TINY)
         assert not len(conduct(kernel))
-    here = examine("right one", TINY, beside=())
+    here = examine("right one", TINY)
     for table in ("asked", "lengths", "inputs", "shapes", "sums"):
         ours, theirs = (getattr(each, table).drop(columns="kernel", errors="ignore") for each in (there, here))
         pd.testing.assert_frame_equal(ours, theirs)

@@ -149,7 +149,7 @@ NARROW = {  # what it takes -> its conventions and its head_dim
 def test_a_right_kernel_is_judged_on_what_it_takes(key):
     allowed, conventions, head_dim = NARROW[key]
     kernel = KernelRef("", "narrow", fn=only(allowed))
-    found = examine(kernel, TINY, beside=())
+    found = examine(kernel, TINY)
     judgement = judge_kernel(kernel, found)
     assert found.conventions == conventions and found.lengths.head_dim.unique() == [head_dim]
     assert judgement.verdict == Verdict.PASSES, judgement_text(judgement)
@@ -160,7 +160,7 @@ def test_a_right_kernel_is_judged_on_what_it_takes(key):
 
 def test_a_wrong_kernel_of_one_query_fails():
     kernel = KernelRef("", "narrow", fn=only(one_query, keys=-1))
-    judgement = judge_kernel(kernel, examine(kernel, TINY, beside=()))
+    judgement = judge_kernel(kernel, examine(kernel, TINY))
     assert any(f.what == "error" and f.severity == Severity.FAILS for f in judgement.findings)
     assert result_of("error_normal", only(one_query, keys=-1)).passed is False
 
@@ -172,7 +172,7 @@ def test_where_a_kernel_is_right_at_other_lengths_it_is_said():
         return plain(q, k, v) if k.shape[2] % 16 else 1.5 * plain(q, k, v)
 
     kernel = KernelRef("", "narrow", fn=next_page)
-    judgement = judge_kernel(kernel, examine(kernel, TINY, beside=()))
+    judgement = judge_kernel(kernel, examine(kernel, TINY))
     assert judgement.verdict == Verdict.FAILS
     assert "at N = 203 and 1500 it is right" in judgement_text(judgement)
 

@@ -39,7 +39,7 @@ def torchs_causal(q, k, v):
 
 def test_a_kernel_that_masks_as_torch_does_and_only_so_is_right():
     name = own_name("torchs_causal", torchs_causal)
-    found = examine(name, QUICK, beside=())
+    found = examine(name, QUICK)
     judgement = judge_kernel(name, found)
     assert judgement.passed, judgement_text(judgement)
     assert UNEVEN not in set(found.inputs.distribution) and found.bounds.top_left.all()

@@ -3,17 +3,17 @@
 import pytest
 from safetensors import safe_open
 
-from attention_check.public_reports import BY_THREAD, explained, is_cause
-from benchmarks.reports import OF_THEN, with_old_library
+from attention_check.explain.explain import explain_call
+from benchmarks.reports import OF_THEN, REPORTS, is_cause, with_old_library
 
 with safe_open(OF_THEN, "pt") as file:
     RECORDED = file.metadata()
 
 
-@pytest.mark.parametrize("thread", sorted(RECORDED))  # the file gives them in another order each time
-def test_what_a_library_gave_then_is_explained(thread):
-    report = BY_THREAD[thread]
-    call, made_by = with_old_library(report, report.make())
-    found = explained(thread, call.o)
-    assert made_by == RECORDED[thread] and call.o.shape == report.make().o.shape
+@pytest.mark.parametrize("report", [report for report in REPORTS if report.thread in RECORDED])
+def test_what_a_library_gave_then_is_explained(report):
+    own = report.make()
+    call, made_by = with_old_library(report, own)
+    found = explain_call(call)
+    assert made_by == RECORDED[report.thread] and call.o.shape == own.o.shape
     assert found.worst == report.verdict and (is_cause(report, found) or not report.cause)

@@ -24,7 +24,7 @@ from attention_check.measure.plan import PLANS, QUICK, CheckPlan
 from attention_check.measure.reference_cache import BIASED, WORST, Inputs
 from attention_check.measure.tables import grids_of, measure, measure_shapes, shapes_table
 from attention_check.report.labels import SUMS
-from attention_check.report.sentences import cause, headline, judgement_text, sentences_of, title
+from attention_check.report.sentences import cause, headline, judgement_text, sentences_of
 from benchmarks.mutants.gradients import Altered
 from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
@@ -81,10 +81,10 @@ def test_a_judgement_is_made_from_its_findings_and_nothing_else():
     verdicts = [Judgement("kernel", "mine", found).verdict for found in ((passes, fails), (notes, passes), (notes,))]
     assert verdicts == [Verdict.FAILS, Verdict.PASSES, Verdict.NOT_JUDGED]
     assert Judgement("kernel", "mine", (notes, passes)).passed and not Judgement("kernel", "mine", (notes,)).passed
-    assert title(Judgement("kernel", "mine", (notes,))).startswith("mine is not judged.")
+    assert headline(Judgement("kernel", "mine", (notes,))) == "mine is not judged."
     assert Judgement("kernel", "mine", (notes,)).carries is None
-    words = title(Judgement("kernel", "mine", (fails,)))
-    assert words.startswith("mine fails. ") and words.endswith(": not seen")
+    words = headline(Judgement("kernel", "mine", (fails,)))
+    assert words == "mine fails: its largest error breaks the rule (normal inputs, BF16, N = 8)."
     assert {Finding("error", Severity.FAILS, {}, number).number for number in (math.nan, math.inf)} == {None}
     close = replace(fails, number=2.004)
     ((_, (one,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()

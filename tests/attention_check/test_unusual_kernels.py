@@ -21,17 +21,15 @@ from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.plan import QUICK
 from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.reference_store import files_in, references
 from attention_check.measure.split_keys import in_splits
 from attention_check.measure.tables import measure
-from attention_check.report import tables
 from attention_check.report.labels import LABELS
-from attention_check.report.sentences import judgement_text, title
+from attention_check.report.sentences import headline, judgement_text
 from benchmarks.mutants.gradients import Altered
 from examples import fp8_attention, my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import ALLOWED, Case, exact, rule_rows
+from fa_lib.kernels.rule import ALLOWED
 from ptx_machine.memory import Fault
 
 pytestmark = pytest.mark.slow
@@ -40,14 +38,13 @@ TINY = replace(QUICK, lengths=(128, 512), shapes=("256",), head_dims=(), seeds=1
 
 
 @pytest.fixture(scope="module")
-def examined(tmp_path_factory):
-    """(Measurements, judgement) of a function, once; golden values are kept between them."""
-    folder = tmp_path_factory.mktemp("kept")
+def examined():
+    """(Measurements, judgement) of a function, once."""
 
     @cache
     def examined(fn, depth=TINY):
         kernels.register(name := f"stranger {len(kernels.available())} {fn.__name__}", fn)
-        found = examine(name, depth, cache=str(folder), beside=())
+        found = examine(name, depth)
         return found, judge_kernel(name, found)
 
     return examined
@@ -207,8 +204,6 @@ def test_a_bias_is_told_beside_baselines_and_from_a_least_size_on(examined):
     assert bias.number > bias.where["baseline"] + 2 * SIDE and "Baseline's there, by" in judgement_text(judgement)
     none = seen.inputs.assign(outwards=[-1e-3 - 1e-6 * i for i in range(len(seen.inputs))])
     assert not found(judge_kernel(seen.lengths.kernel.iloc[0], replace(seen, inputs=none)), "outwards")
-    shown = tables.by_input(none.assign(outwards=-1e-5))
-    assert set(shown["away from zero (ulp)"]) == {"+0.000"}
 
 
 def no_fp64(q, k, v, causal=False, scale=None):
@@ -361,7 +356,7 @@ def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_pat
     seen, judgement = examined(only_256, replace(TINY, shapes=("113 x 203",)))
     assert judgement.verdict == Verdict.NOT_JUDGED and not judgement.passed
     assert judgement_text(judgement).startswith(f"{judgement.subject} is not judged.")
-    assert judgement.record()["verdict"] == "not_judged" and title(judgement).startswith(judgement.subject)
+    assert judgement.record()["verdict"] == "not_judged" and headline(judgement).startswith(judgement.subject)
     (tmp_path / "odd.py").write_text(
         "from fa_lib import kernels\n\n\ndef attention(q, k, v):\n    assert q.dtype.itemsize == 8\n"
         "    return kernels.unfused(q, k, v)\n"
@@ -442,19 +437,7 @@ def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
     assert measure([low], inputs[1])[0]["times_max"] > ALLOWED["o"]
 
 
-def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
-    inputs, case = Inputs("BF16", "normal", 160, 0, 16), Case("97", 32, "normal", "FP16", 0)
-    names = ["flash", "as_shipped"]
-    without = measure(names, inputs), rule_rows("flash", case, exact(case))
-    with files_in(tmp_path):
-        first = measure(names, inputs), rule_rows("flash", case, references().tensors(exact, case))
-        files = sorted(tmp_path.rglob("*.npz"))
-        monkeypatch.setattr("attention_check.measure.reference_cache.baseline_in", lambda *_: 1 / 0)
-        again = measure(names, inputs), rule_rows("flash", case, references().tensors(exact, case))
-        assert without == first == again and [path.parent.name for path in files] == ["exact", "reference_values"]
-        files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")  # damaged: computed again
-        with pytest.raises(ZeroDivisionError):
-            measure(names, inputs)
+def test_inputs_with_as_many_queries_as_keys_take_no_others():
     with pytest.raises(ValueError, match="queries: got 1; accepted with 'two maxima' is None"):
         Inputs("BF16", "two maxima", 128, 0, 1)
 

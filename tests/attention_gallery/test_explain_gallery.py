@@ -5,8 +5,8 @@ import torch
 
 import fa_lib
 from attention_check.explain.verdict import Verdict
-from attention_check.public_reports import drawn
 from attention_gallery.catalogue import ENTRIES
+from benchmarks.reports import drawn
 
 RUN = [key for key, entry in ENTRIES.items() if not entry.problem]
 COARSE = {  # key -> the computation and its format, on FP16 inputs: what llama.cpp and whisper.cpp do when they decode

@@ -1,6 +1,5 @@
 """The checks of captured tensors and of a model from start to end: measure, judge, write the page."""
 
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -10,25 +9,25 @@ import pandas as pd
 
 from attention_check.explain.explain import explain_call
 from attention_check.explain.explain import read as explain_read
+from attention_check.explain.explain_words import groups
+from attention_check.explain.verdict import Explanation
 from attention_check.isolation.isolated_kernel import all_isolated, conduct
 from attention_check.judge.captured import judge_model, judge_tensors
-from attention_check.measure import captured
+from attention_check.measure.captured import examine_tensors
 from attention_check.measure.closeness import WorstCall
-from attention_check.measure.examine_tensors import examine_tensors
 from attention_check.measure.measurements import RAN
 from attention_check.plots.model_report import model_panels
 from attention_check.plots.tensors_report import shortened, tensors_panels
-from attention_check.probe.capture import AS_IT_IS
-from attention_check.probe.capture import captured as read_captured
+from attention_check.probe.capture import AS_IT_IS, captured
 from attention_check.probe.named_tensors import SECOND, Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.replays import Runs, compared
 from attention_check.probe.skipped import place
 from attention_check.report.about import circumstances, package_of
-from attention_check.report.captured_tables import model_sections, tensors_sections
 from attention_check.report.labels import WAYS, named
 from attention_check.report.page import Report, write_report
 from attention_check.report.page_files import PageFiles
+from attention_check.report.tables import Section
 from fa_lib.execution import reader_modules
 from fa_lib.execution.untrusted import message, type_name
 from fa_lib.kernels.kernel_ref import KernelRef, label_of
@@ -53,7 +52,7 @@ def check_tensors(
     """
     files = PageFiles.of(out, Path(path).stem)
     files.clear()
-    held = read_captured(path, reading)
+    held = captured(path, reading)
     if names is None:
         if "without_o" in held.about:
             changes = f"rounding q, k and v to {held.about['without_o']} changes them"
@@ -67,14 +66,10 @@ def check_tensors(
         subjects = [RAN if name == RAN else next(here) for name in names]
         held = held.on(device)
         q, k, v, options = held.q, held.k, held.v, held.options
-        answers = captured.answered(q, k, v, options, subjects, held.o)
-        judged, of_judged = subjects[0], dict[str, pd.DataFrame]()
-        if isinstance(judged, KernelRef):
-            if held.dO is not None:
-                of_judged["gradients"] = pd.DataFrame(captured.gradients(q, k, v, held.dO, options, judged))
-            of_judged["conduct"] = conduct(judged)
-    keys = tuple(answers)
-    found = replace(examine_tensors(q, k, v, options, answers, keys[0]), **of_judged)
+        found = examine_tensors(q, k, v, options, subjects, held.o, held.dO)
+        if isinstance(judged := subjects[0], KernelRef):
+            found = replace(found, conduct=conduct(judged))
+    keys = [*dict.fromkeys(map(str, subjects))]
     explained, why = None, ""
     if judged == RAN:
         try:
@@ -92,7 +87,17 @@ def check_tensors(
     settings = dict(file=f"{path}", names=[*map(label_of, keys)], device=device) | asdict(reading)
     settings |= {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
     panels = tensors_panels(found.risks, found.deviations)
-    return write_report(files, judgement, tensors_sections(found, explained), panels, found.items(), about, settings)
+    sections = [] if explained is None else [explained_section(explained)]
+    return write_report(files, judgement, sections, panels, found.items(), about, settings)
+
+
+def explained_section(explained: Explanation) -> Section:
+    """What `explain` says of the output that was captured, a row for each verdict."""
+    rows = [
+        {"verdict": verdict.name if verdict else "not judged", "what it is": " ".join(words)}
+        for verdict, words in groups(explained)
+    ]
+    return Section("What fa-lib explain says", pd.DataFrame(rows))
 
 
 def check_model(
@@ -114,7 +119,7 @@ def check_model(
     files.clear()
     with all_isolated([*map(KernelRef.of, names)]) as subjects, reader_modules.in_front():
         furthest = WorstCall()
-        run, probe = _model_function(function), Probe(subjects, save=save, also=furthest)
+        run, probe = _model_function(KernelRef.of(function)), Probe(subjects, save=save, also=furthest)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
@@ -127,27 +132,20 @@ def check_model(
     about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(function=function, names=[*map(str, names)], calls=probe.calls, save=f"{save or ''}", causal=causal)
-    sections, panels = model_sections(probe.table, ways), model_panels(probe.table)
     tables = [("probe", probe.table), ("ways", pd.DataFrame(ways))]
-    return write_report(files, judgement, sections, panels, tables, about, settings)
+    return write_report(files, judgement, (), model_panels(probe.table), tables, about, settings)
 
 
 def _say(way, entry):
     print(f"comparing {WAYS[way].format(entry=entry)}", flush=True)
 
 
-def _model_function(name: str) -> Callable:
-    """Return the function that "package.module:function" names."""
-    accepted = "accepted is package.module:function, a function without arguments that runs the model"
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ValueError(f"function: got {name!r}; {accepted}")
+def _model_function(ref: KernelRef) -> Callable:
+    """Return the function that runs a model."""
+    if ref.is_named:
+        accepted = "accepted is package.module:function, a function without arguments that runs the model"
+        raise ValueError(f"function: got {ref.label!r}; {accepted}")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
-        where = "modules are looked for in the current folder and on PYTHONPATH"
-        raised = f"{type_name(error)}: {message(error)}"
-        raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
-    if not callable(found):
-        raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
-    return found
+        return ref.imported()
+    except ValueError as error:
+        raise ValueError(f"function{message(error).removeprefix('kernel')}") from error

@@ -175,7 +175,7 @@ def check_kernel(
     with exit_on_error(json_file):
         fresh = sys.platform == "linux" and "torch" not in sys.modules  # then it has computed nothing
         from attention_check.isolation.isolated_kernel import isolated
-        from attention_check.measure.reference_store import reference_worker
+        from attention_check.measure.reference_worker import reference_worker
         from attention_check.report.page_files import PageFiles
         from fa_lib.kernels.kernel_ref import KernelRef
 

@@ -1,30 +1,23 @@
 """The check of a kernel from start to end: isolate it, measure, judge, write the page."""
 
 import secrets
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import pandas as pd
-
 from attention_check.adapters import LAYOUTS
-from attention_check.checks import sections
 from attention_check.isolation.calls import judged_by_one_thread
 from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, launches, wait
-from attention_check.judge.findings import Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, CheckPlan
-from attention_check.measure.reference_store import references
-from attention_check.probe.capture import AS_IT_IS
+from attention_check.measure.reference_worker import begin
 from attention_check.report.about import circumstances, package_of
 from attention_check.report.page import Report, picture, write_report
 from attention_check.report.page_files import PageFiles
+from attention_check.report.pictures import PANELS
+from attention_check.report.tables import kernel_sections
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
-
-PICTURE_OF = {"sums": "sums", "lengths": "growth", "shapes": "rule", "inputs": "sides"}  # table -> its picture
-VISIBLE = 0.1  # of a weight, that it is off by: less has no colour of its own in the picture
 
 
 def check_kernel(
@@ -55,21 +48,14 @@ def check_kernel(
     plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed, arithmetic=arithmetic)
     files = PageFiles.of(out, kernel.label)
     files.clear()
-    pictures: dict[str, Callable[[], str]] = {}
-
-    def begin_picture(key: str, table: str, rows: pd.DataFrame) -> None:
-        if table in PICTURE_OF:
-            pictures[PICTURE_OF[table]] = references().begin(_drawn, PICTURE_OF[table], key, rows)
-
     with isolated(kernel, timeout) as kernel:
         wait(kernel)
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
-            found = examine(kernel, plan, device, done=begin_picture)
-        wrong = device == "cpu" and judge_kernel(kernel, found).verdict == Verdict.FAILS
-        weights = _weights(kernel) if wrong else {}
+            found = examine(kernel, plan, device)
         found = replace(found, conduct=conduct(kernel), launches=launches(kernel))  # the former ends its process
     judgement = judge_kernel(kernel, found)
     judged, lengths = KernelRef.of(judgement.subject), found.lengths
+    drawn = {key: begin(_drawn, key, getattr(found, name)) for key, name in PANELS.items() if len(lengths)}
     about = {
         "Kernel": judged.bare.label, "Package": package_of(judged), **circumstances(device),
         "Depth": depth if isinstance(depth, str) else "its own",
@@ -80,26 +66,13 @@ def check_kernel(
         "Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them",
     }  # fmt: skip
     settings = dict(kernel=judgement.label, device=device) | asdict(plan)
-    panels = {key: pictures[key]() for key in PICTURE_OF.values() if key in pictures} | weights
-    return write_report(files, judgement, sections(judgement.subject, found), panels, found.items(), about, settings)
+    sections = kernel_sections(found)
+    panels = {key: result() for key, result in drawn.items()}
+    return write_report(files, judgement, sections, panels, found.items(), about, settings)
 
 
-def _weights(kernel):
-    """The picture of a wrong kernel's weights, where one of them is visibly beyond its bound."""
-    from attention_check.commands.kernel_weights import of_drawn
-    from attention_check.plots.weights import weights_figure
-
-    try:
-        found = of_drawn(kernel, AS_IT_IS)
-    except ValueError:  # it takes no such call
-        return {}
-    larger = found.measured.abs().maximum(found.expected)
-    off = (found.times > 1) & ((found.measured - found.expected).abs() > VISIBLE * larger)
-    return {"weights": picture(weights_figure(found, kernel.label))} if off.any() else {}
-
-
-def _drawn(key, kernel, rows):
+def _drawn(key, rows):
     """A picture of the page, as `page.picture` makes it. Matplotlib is imported where it is drawn."""
     from attention_check.plots.kernel_report import kernel_panel
 
-    return picture(kernel_panel(key, kernel, rows))
+    return picture(kernel_panel(key, rows))

@@ -1,6 +1,7 @@
 """From each table of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -443,3 +444,42 @@ def of_conduct(conduct: pd.DataFrame) -> Iterator[Finding]:
     draws = conduct[state & conduct.detail.isin(DRAWS) & ~conduct.on_import.astype(bool)]  # imports draw for libraries
     if len(draws):
         yield Finding("draws", Severity.REPORTED, dict(details=[*dict.fromkeys(draws.detail)]))
+
+
+class Check(NamedTuple):
+    """A question that is asked of a kernel. judge: what was measured -> findings; tables: of Measurements, which it
+    reads."""
+
+    judge: Callable[[Measurements], Iterable[Finding]]
+    tables: tuple[str, ...]
+
+
+CHECKS = {  # in the order of their findings
+    "conventions": Check(conventions, ("asked",)),
+    "conduct": Check(lambda found: of_conduct(found.conduct), ("conduct",)),
+    "gross_errors": Check(lambda found: of_wrong(found.lengths, found.repeats), ("lengths", "repeats")),
+    "carry": Check(of_sums, ("sums", "lengths", "repeats")),
+    "growth": Check(lambda found: growth(found.lengths), ("lengths",)),
+    "answer": Check(lambda found: answers(found.asked), ("asked",)),
+    "error": Check(lambda found: largest(found.lengths), ("lengths",)),
+    "splits": Check(lambda found: rounded_splits(found.splits), ("splits",)),
+    "sum_error": Check(row_sum, ("sums", "lengths", "repeats")),
+    "problem": Check(lambda found: problems(found.lengths), ("lengths",)),
+    "trouble": Check(lambda found: problems(found.inputs), ("inputs",)),
+    "causal": Check(causal, ("asked",)),
+    "alignment": Check(lambda found: alignment(found.asked), ("asked",)),
+    "precision": Check(less_than_format, ("asked", "lengths")),
+    "bound": Check(lambda found: of_bound(found.bounds, found.kernel), ("bounds",)),
+    "rule": Check(lambda found: over_shapes(counted_shapes(found)), ("shapes", "asked")),
+    "relations": Check(lambda found: of_relations(found.relations), ("relations",)),
+    "bias": Check(lambda found: on_trouble(found.inputs), ("inputs",)),
+    "repeats": Check(lambda found: repeats(found.repeats), ("repeats",)),
+    "rounding": Check(of_casts, ("rounding", "sums", "lengths", "repeats")),
+    "on_gpu": Check(on_gpu, ()),
+    "only_fp64": Check(only_fp64, ("lengths",)),
+    "coverage": Check(coverage, ("lengths", "shapes", "asked")),
+    "unsupported": Check(lambda found: unsupported(found.asked), ("asked",)),
+    "not_attention": Check(lambda found: not_attention(found.asked), ("asked",)),
+}
+NO_ATTENTION = ("conventions", "conduct", "not_attention")  # what is judged of a kernel that has no format
+NO_ERRORS = ("conventions", "conduct", "answer", "only_fp64", "unsupported")  # and of one that has FP64 alone

@@ -4,17 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from attention_check.isolation.calls import Answer, KernelError, call_kernel, nonfinite, with_kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.measurements import RAN, ROUNDED
+from attention_check.measure.closeness import closeness
+from attention_check.measure.measurements import RAN, ROUNDED, TensorMeasurements
 from attention_check.measure.reference_cache import BIASED, draw_inputs
-from attention_check.probe.capture import AS_IT_IS, captured
-from attention_check.probe.named_tensors import Reading
 from fa_lib import kernels
 from fa_lib.kernels.gradients import gradients as of_inputs
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -36,16 +35,27 @@ def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tenso
     return [torch.cat(each, 1).bfloat16() for each in zip(*heads)]
 
 
-def read(path: str | Path, reading: Reading = AS_IT_IS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
-    """Q, K, V of a file, and how they were used.
+def examine_tensors(
+    q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[KernelRef | str], ran: Tensor | None = None,
+    dO: Tensor | None = None,
+) -> TensorMeasurements:  # fmt: skip
+    """Measure what kernels make of captured tensors.
 
-    Args, Raises: as `capture.captured`, which has what else the file holds.
-
-    Returns:
-        q, k, v: (batch, heads, sequence, head_dim), or any leading dimensions. options: of a kernel.
+    Args:
+        q, k, v: (1, heads, n_q, head_dim), (1, kv_heads, n_kv, head_dim) and (1, kv_heads, n_kv, d_v), in one format.
+        options: of the call: causal, mask, scale ...
+        names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured. The
+            output of the first is held to its own bound, and, with a dO, the gradients of a KernelRef to the rule.
     """
-    capture = captured(path, reading)
-    return capture.q, capture.k, capture.v, capture.options
+    answers, judged = answered(q, k, v, options, names, ran), names[0]
+    own = answers[f"{judged}"]
+    own_gradients = gradients(q, k, v, dO, options, judged) if dO is not None and isinstance(judged, KernelRef) else []
+    return TensorMeasurements(
+        deviations=pd.DataFrame(deviations(q, k, v, options, answers)),
+        risks=pd.DataFrame(risks(q, k, v, options)),
+        bound=pd.DataFrame(closeness(own.output, q, k, v, options) if own.outcome == Outcome.ANSWERED else []),
+        gradients=pd.DataFrame(own_gradients),
+    )
 
 
 def by_head(x: Tensor) -> Tensor:
@@ -106,11 +116,7 @@ def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict
 def answered(
     q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[KernelRef | str], ran: Tensor | None = None
 ) -> dict[str, Answer]:
-    """What kernels give on these tensors.
-
-    Args:
-        names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured.
-    """
+    """What kernels give on these tensors, by name. names, ran: as of `examine_tensors`."""
     return {f"{name}": _answer(name, (q, k, v), options, ran) for name in names}
 
 

@@ -29,7 +29,6 @@ class CheckedKernel:
         plan: how thoroughly it is checked.
         judged: the formats that its errors are judged in: BF16 and FP16, else FP32; none where it has none of them.
         device: torch's. cache: of `sweep`.
-        beside: names of kernels whose errors stand beside its own.
         distributions, queries: of the inputs over lengths; with fewer queries than keys, and as many.
         sum_queries: of the sums that it may carry in low precision. cast_formats: of the inputs that show its casts.
         kept: tables that several checks share.
@@ -40,7 +39,6 @@ class CheckedKernel:
     judged: tuple[str, ...]
     device: str = "cpu"
     cache: str = ""
-    beside: tuple[str, ...] = ()
     distributions: Sequence[str] = ORDINARY
     queries: Sequence[int] = FEW
     sum_queries: Sequence[int] = QUERIES
@@ -49,7 +47,7 @@ class CheckedKernel:
 
     @classmethod
     def of(cls, way: Way, plan: CheckPlan, **settings: Any) -> "CheckedKernel":
-        """Choose formats and numbers of queries by what a kernel can do; settings: device, cache, beside."""
+        """Choose formats and numbers of queries by what a kernel can do; settings: device, cache."""
         answered, one_query = way.formats, ONE_QUERY in way.conventions
         judged = [fmt for fmt in answered if fmt in ("BF16", "FP16")] or [fmt for fmt in answered if fmt == "FP32"]
         if not isinstance(way.kernel, (str, KernelRef)):

@@ -13,7 +13,7 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.reference_store import references
+from attention_check.measure.reference_worker import compute
 from attention_check.tolerance import Tolerance, tolerance
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -132,7 +132,7 @@ def bounds(
     for inputs in bounded_inputs(judged, n, seed, head_dim, device, able):
         answer = call_kernel(fn, *inputs.tensors())
         if answer.outcome == Outcome.ANSWERED:
-            about, (tensors, options) = references().compute(tolerance_of, inputs), _bounded(inputs)
+            about, (tensors, options) = compute(tolerance_of, inputs), _bounded(inputs)
             o = answer.output[..., inputs.rows(BOUNDED).to(device), :]
             check = BoundCheck.of(o, *tensors, options, about)  # pyright: ignore
             furthest.add(check, distribution=inputs.distribution)

@@ -1,33 +1,25 @@
 """A kernel f(q, k, v, causal=..., scale=...) examined from outside: every table of every check."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import pandas as pd
-
-from attention_check.checks import TABLES
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
-from attention_check.measure.reference_store import files_in, references
-from attention_check.measure.tables import reference_tasks
+from attention_check.measure.reference_worker import prefetch
+from attention_check.measure.tables import MEASURED, reference_tasks
 from attention_check.measure.way import way_of
-from fa_lib.kernels.kernel_ref import KernelRef, in_table
-from fa_lib.kernels.rule import REFERENCE_KERNELS
+from fa_lib.kernels.kernel_ref import KernelRef
 
 
 def examine(
     kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
-    beside: Sequence[str] = tuple(REFERENCE_KERNELS), done: Callable[[Any, str, pd.DataFrame], None] | None = None,
 ) -> Measurements:  # fmt: skip
     """Measure all that `judge_kernel` needs.
 
     Args:
         kernel: a KernelRef, the text of one, or a function.
-        cache: as `sweep`; golden values are kept there too, and serve every kernel.
-        beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
-        done: called with the kernel's key, a table's name and the table as soon as it is measured.
+        cache: as `sweep`.
 
     Returns:
         What was measured in BF16 and FP16, else in FP32; where the kernel has none of them, all but `asked` is empty.
@@ -37,25 +29,14 @@ def examine(
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
     kernel = kernel if callable(kernel) else KernelRef.of(kernel)
-    likely = CheckedKernel.likely(kernel, depth, device=device, beside=_others(beside, kernel))
-    references().prefetch(reference_tasks(likely))  # while it is seen what the kernel can do
+    likely = CheckedKernel.likely(kernel, depth, device=device)
+    prefetch(reference_tasks(likely))  # while it is seen what the kernel can do
     way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
-    checked = CheckedKernel.of(way, depth, device=device, cache=cache, beside=_others(beside, way.kernel))
+    checked = CheckedKernel.of(way, depth, device=device, cache=cache)
     found = Measurements(way.conventions, way.asked, arithmetic=depth.arithmetic)
     if not checked.judged:
         return found
-    with files_in(cache):
-        references().prefetch(reference_tasks(checked))
-        for name, _ in found.items():
-            if run := TABLES[name].run:
-                rows = run(checked, found)
-                if name == "lengths":
-                    references().prefetch(reference_tasks(checked, again=False))
-                found = replace(found, **{name: rows})
-                if done:
-                    done(in_table(checked.kernel), name, rows)
+    prefetch(reference_tasks(checked))
+    for name, run in MEASURED.items():
+        found = replace(found, **{name: run(checked, found)})
     return found
-
-
-def _others(names, kernel):
-    return tuple(name for name in names if name != f"{kernel}")

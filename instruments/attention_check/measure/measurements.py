@@ -33,8 +33,7 @@ class Measurements(_Tables):
     Attributes:
         conventions: keys of the conventions that it follows instead of what was asked for, and to which it was adapted.
         asked: what the kernel can do: rows of `contract.contract`.
-        lengths: its errors over N, formats, numbers of queries and seeds: rows of `tables.measure`; of the kernels
-            that stand beside it, too.
+        lengths: its errors over N, formats, numbers of queries and seeds: rows of `tables.measure`.
         sums: what it carries from tile to tile: rows of `carry.carry`.
         shapes: its errors over shapes and masks: rows of `tables.measure_shapes`.
         inputs: its errors on inputs that make trouble: rows of `tables.measure`.

@@ -28,7 +28,6 @@ from attention_check.measure.draws import (
 )
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import (
-    ORDINARY,
     TROUBLE,
     WORST,
     Inputs,
@@ -37,11 +36,11 @@ from attention_check.measure.reference_cache import (
     fitted,
     reference_values,
 )
-from attention_check.measure.reference_store import references
+from attention_check.measure.reference_worker import compute
 from attention_check.measure.relations import relate
 from attention_check.measure.rounding_mode import rounding_mode
 from attention_check.measure.split_keys import SPLITS, rounded_splits
-from fa_lib.execution.sweep import expand, sweep
+from fa_lib.execution.sweep import expand
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
@@ -49,12 +48,11 @@ from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 from fa_lib.theory.worst_inputs import worst_inputs
 
-BESIDE = 128  # queries of the kernels that stand beside it
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
 
 
 def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
-    """Measure errors over N, formats, numbers of queries and draws: rows of `measure`; those of `beside`, too. A call
+    """Measure errors over N, formats, numbers of queries and draws: rows of `measure`. A call
     is drawn until it is certainly within the rule (`draws`), and at most as often as the plan says. Lengths that are
     drawn at random, the longest among them, are left out where a kernel fails at those of the plan."""
 
@@ -77,11 +75,7 @@ def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
             break
         more = [_inputs(call) for _, call in calls.iterrows()]
         table = pd.concat([table, measured([replace(each, seed=each.seed + 1) for each in more])], ignore_index=True)
-    table = redraw_failures(table, OF_LENGTHS, ALLOWED["o"], again)
-    if emulated := _emulated(checked):
-        beside = sweep(measure_emulated, dict(inputs=emulated), fixed=dict(names=checked.beside), cache=checked.cache)
-        table = pd.concat([table, beside], ignore_index=True)
-    return table
+    return redraw_failures(table, OF_LENGTHS, ALLOWED["o"], again)
 
 
 def sums(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
@@ -141,8 +135,7 @@ def within_bounds(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 def splits(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Emulate rounded splits where the kernel is at its worst, if that needs a cause: rows of `rounded_splits`."""
-    own = found.lengths[(found.lengths.kernel == in_table(checked.kernel)) & (found.lengths.fmt != "FP32")]
-    calls = worst_draws(own, OF_LENGTHS, ALLOWED["o"])
+    calls = worst_draws(found.lengths[found.lengths.fmt != "FP32"], OF_LENGTHS, ALLOWED["o"])
     clean = all(one["low"] is not True for one in carried(found.sums))
     if not clean or not len(calls) or not (calls.times_max > ALLOWED["o"]).any():
         return pd.DataFrame()
@@ -171,13 +164,6 @@ def casts(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     return checked.sweep(rounding_mode, grid, causal=checked.able.causal)
 
 
-def _emulated(checked):
-    """Inputs of the kernels that stand beside it: of fewer queries, as no row of theirs knows of another."""
-    lengths = checked.plan.lengths if checked.beside else ()
-    draws = max(1, checked.plan.seeds - 1)
-    return [each for n in lengths for each in checked.inputs_for(ORDINARY, n, [min(n, BESIDE)], draws)]
-
-
 def _grids(checked):
     """Of `over_shapes`: the shapes that the kernel has."""
     plan, causal = checked.plan, checked.able.causal
@@ -191,17 +177,16 @@ def _troubled(checked, draws, first=None):
     return checked.inputs_for(names, checked.plan.troubled_n, [None], draws, first)
 
 
-def reference_tasks(checked: CheckedKernel, again: bool = True) -> list[tuple]:
-    """List the reference values that the tables of most kernels get of `references`, each once, in their order. Others
-    are got as well: of other draws, and without gradients where a kernel has none. again: of a usual kernel's further
-    draws of normal inputs over lengths, too; uniform ones decide at once."""
+def reference_tasks(checked: CheckedKernel) -> list[tuple]:
+    """List the reference values that the tables of most kernels `compute`, each once, in their order. Others
+    are computed as well, without gradients where a kernel has none for example."""
     plan, able, device = checked.plan, checked.able, checked.device
     inputs, order = checked.over_lengths()
     order = sorted(order, key=lambda i: inputs[i].n not in plan.lengths)  # stable: as `over_lengths` measures them
     tasks: list[tuple] = [(reference_values, inputs[i]) for i in order]
-    normal = [each for each in inputs if again and each.n in plan.lengths and each.distribution == "normal"]
-    tasks += [(reference_values, replace(each, seed=each.seed + i)) for i in range(1, plan.seeds) for each in normal]
-    tasks += [(measure, checked.beside, each) for each in _emulated(checked)]
+    normal = [each for each in inputs if each.n in plan.lengths and each.distribution == "normal"]
+    more = range(1, plan.seeds)  # draws: uniform inputs decide at once
+    tasks += [(reference_values, replace(each, seed=each.seed + i)) for i in more for each in normal]
     call: dict[str, Any] = dict(distribution="normal", gradients=able.gradients and not plan.arithmetic, device=device)
     call |= dict(arithmetic=plan.arithmetic)
     tasks += [(exact_of, Ruled(**cell, **call)) for grid in _grids(checked) for cell in expand(grid)]
@@ -222,11 +207,6 @@ def _inputs(row):
     return Inputs(row.fmt, row.distribution, queries=int(row.queries) if row.queries < row.n else None, **settings)
 
 
-def measure_emulated(names: Sequence[str], inputs: Inputs) -> list[dict]:
-    """A cell: `measure` of emulated kernels, which the reference worker may have called."""
-    return references().compute(measure, tuple(names), inputs)
-
-
 def measure(names: Sequence[KernelRef | str | Callable], inputs: Inputs) -> list[dict]:
     """A cell: the errors of kernels, and Baseline's, to the golden value from the same rounded inputs.
 
@@ -238,7 +218,7 @@ def measure(names: Sequence[KernelRef | str | Callable], inputs: Inputs) -> list
         the numbers are NaN.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
-    reference, rows = references().tensors(reference_values, inputs), []
+    reference, rows = compute(reference_values, inputs), []
     golden, (base_max, base_rmse, base_bias) = reference["golden"], reference["baseline"].tolist()
     for kernel in names:
         answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
@@ -304,9 +284,15 @@ def measure_shapes(
     for gradients in (True, False) if able.gradients else (False,):
         case = Ruled(shape, head_dim, distribution, fmt, seed, gradients, device, arithmetic)
         try:
-            rows = rule_rows(fn, case, references().tensors(exact_of, case))
+            rows = rule_rows(fn, case, compute(exact_of, case))
             return found + [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
             failed = dict(ratio=math.nan, passed=None, outcome=error.outcome, problem=str(error))
             found = [dict(tensor="dq") | failed] if crashed(str(error)) else []
     return [dict(tensor="o") | failed]
+
+
+MEASURED = {  # table of Measurements -> what measures it, in their order
+    "lengths": over_lengths, "sums": sums, "shapes": over_shapes, "inputs": on_trouble, "bounds": within_bounds,
+    "splits": splits, "repeats": same_call, "relations": relations, "rounding": casts,
+}  # fmt: skip

@@ -16,7 +16,7 @@ LEAST, MOST = 1e-8, 3.0  # of the axis: a residual of 0, and one of numbers that
 @styled
 def explained_reports(table: pd.DataFrame, caption: str) -> Figure:
     """Draw a line for each report, from its residual as believed to the one as read. table: of
-    `public_reports.report_row`, with a column thread."""
+    `benchmarks.reports.judged`, with a column due."""
     order = {verdict: i for i, verdict in enumerate(COLORS)}
     rows = table.assign(order=table.verdict.map(order)).sort_values(["order", "thread"], kind="stable")
     figure, ax = plt.subplots(figsize=(7.6, 0.26 * len(rows) + 1.2))

@@ -11,16 +11,14 @@ from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
 from attention_check.plots.page_style import BLUE, DIM, PANEL, READABLE, RUST, panel
 from attention_check.report import sentences
-from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
+from attention_check.report.pictures import PANELS, PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, INPUTS, band, by_seed, log_ticks, no_minor_ticks, plain_ticks, styled
+from fa_lib.plots.style import INK, INPUTS, band, log_ticks, no_minor_ticks, plain_ticks, styled
 
-BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
 TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
-PANELS = {"sums": "sums", "growth": "lengths", "rule": "shapes", "sides": "inputs"}  # key -> table of Measurements
 MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 
@@ -32,19 +30,19 @@ def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Fi
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
     for ax, (key, name) in zip(axes.flat, PANELS.items()):
-        _DRAW[key](ax, getattr(found, name), judgement.subject)
+        _DRAW[key](ax, getattr(found, name))
         ax.set_title(PICTURES[key].title)
-    return captioned(figure, sentences.title(judgement), caption)
+    return captioned(figure, sentences.headline(judgement).removesuffix("."), caption)
 
 
 @styled
-def kernel_panel(key: str, kernel: str, table: pd.DataFrame) -> Figure:
-    """Draw one panel of `kernel_report`, a key of PANELS, as a figure without a title. kernel: its key. table: of the
+def kernel_panel(key: str, table: pd.DataFrame) -> Figure:
+    """Draw one panel of `kernel_report`, a key of PANELS, as a figure without a title. table: of the
     Measurements, under the panel's name in PANELS."""
-    return panel(lambda ax: _DRAW[key](ax, table, kernel), (4.4, 4.0) if key == "sides" else PANEL)
+    return panel(lambda ax: _DRAW[key](ax, table), (4.4, 4.0) if key == "sides" else PANEL)
 
 
-def _sums(ax, sums, _):
+def _sums(ax, sums):
     worst = sums.groupby(["what", "fmt", "keys"])[["lost", "all"]].max().reset_index()  # over numbers of queries
     for sum_name, (marker, fill) in MARKERS.items():
         for fmt, rows in worst[worst.what == sum_name].groupby("fmt", sort=False):
@@ -65,19 +63,12 @@ def _sums(ax, sums, _):
     ax.legend(loc="upper right", ncols=2)
 
 
-def _growth(ax, lengths, kernel):
+def _growth(ax, lengths):
     """Draw the kernel in the format where its error is largest, for each inputs at the number of queries where it
     is."""
-    own = lengths[lengths.kernel == kernel]
-    worst = own.loc[own.times_max.idxmax()] if own.times_max.notna().any() else own.iloc[0]
-    beside = lengths[(lengths.kernel != kernel) & (lengths.fmt == worst.fmt)]
-    own = own[own.fmt == worst.fmt].assign(few=lambda t: t.queries.where(t.queries < t.n, 0))
+    worst = lengths.loc[lengths.times_max.idxmax()] if lengths.times_max.notna().any() else lengths.iloc[0]
+    own = lengths[lengths.fmt == worst.fmt].assign(few=lambda t: t.queries.where(t.queries < t.n, 0))
     for distribution, color, marker in (("uniform", RUST, "o"), ("normal", BLUE, "s")):
-        for name, rows in beside[beside.distribution == distribution].groupby("kernel", sort=False):
-            values = by_seed(rows, "n", "times_max")
-            label, ls = BESIDE[name]
-            label = label if distribution == "uniform" else None
-            ax.plot(values.index, values.mean(axis=1), color=color, lw=0.9, ls=ls, label=label)
         rows = own[own.distribution == distribution]
         queries = rows.groupby("few").times_max.mean().fillna(0).idxmax()
         words = queries_in_words(int(queries)) if queries else "N queries"
@@ -107,7 +98,7 @@ def _by_draw(rows):
     return frame.fillna(frame.mean()).T
 
 
-def _rule(ax, shapes, _):
+def _rule(ax, shapes):
     tensors = [tensor for tensor in ALLOWED if len(shapes) and (shapes.tensor == tensor).any()]
     rng = np.random.default_rng(0)
     for i, tensor in enumerate(tensors):
@@ -122,7 +113,7 @@ def _rule(ax, shapes, _):
         ax.legend(loc="upper left")
 
 
-def _inputs(ax, inputs, _):
+def _inputs(ax, inputs):
     names = list(dict.fromkeys(inputs.distribution))[::-1]
     for (fmt, rows), shift in zip(inputs.groupby("fmt", sort=False), (0.16, -0.16)):
         color, marker = READABLE[fmt]

@@ -25,7 +25,7 @@ def model_panels(table: pd.DataFrame) -> dict[str, Figure]:
     large one for each layer, as in `probe.summary`. table: of a Probe with the baseline "baseline".
 
     Returns:
-        the key "layers" of `anchors.PICTURES` -> figure; {} where nothing was compared.
+        the key "layers" of `pictures.PICTURES` -> figure; {} where nothing was compared.
     """
     worst = summary(table)
     draw, size = partial(_layers, table=table, worst=worst), (4.8, 1.9 + 0.42 * len(worst))

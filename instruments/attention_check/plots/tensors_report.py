@@ -10,8 +10,8 @@ from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
 from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, panel
 from attention_check.report import sentences
-from attention_check.report.anchors import PICTURES
 from attention_check.report.labels import named
+from attention_check.report.pictures import PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import INK, log_ticks, styled
@@ -38,12 +38,12 @@ def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame,
     for ax, (key, draw) in zip(axes, drawings.items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
-    return captioned(figure, sentences.title(judgement), f"{caption} {shortened(risky)}".rstrip())
+    return captioned(figure, sentences.headline(judgement).removesuffix("."), f"{caption} {shortened(risky)}".rstrip())
 
 
 @styled
 def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame) -> dict[str, Figure]:
-    """Draw the two panels of `tensors_report` as a figure each, without a title: key of `anchors.PICTURES` ->
+    """Draw the two panels of `tensors_report` as a figure each, without a title: key of `pictures.PICTURES` ->
     figure."""
     drawings, heads = _drawings(risky, far)
     height = 0.3 * len(heads) + 1.6

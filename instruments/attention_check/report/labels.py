@@ -108,12 +108,12 @@ def label(asked: str, *dims: int) -> str:
     return f"{LABELS.get(asked, asked)} {numbers}".rstrip()
 
 
-def labels(rows: Iterable[tuple[str, int]]) -> list[str]:
-    """Name several (asked, dim), all head_dims of one in one label, at the end."""
+def labels(where: Mapping[str, Any]) -> str:
+    """Name all that was asked for, `asked` and `dims` of a finding, all head_dims of one in one label, at the end."""
     dims: dict[str, list[int]] = {}
-    for asked, dim in rows:
+    for asked, dim in zip(where["asked"], where["dims"]):
         dims.setdefault(asked, []).append(dim)
-    return [label(asked, *sizes) for asked, sizes in sorted(dims.items(), key=lambda each: any(each[1]))]
+    return "; ".join(label(asked, *sizes) for asked, sizes in sorted(dims.items(), key=lambda each: any(each[1])))
 
 
 def named(kernel: str) -> str:

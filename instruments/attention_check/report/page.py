@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 
 from attention_check.judge.findings import Judgement, Severity
 from attention_check.report import sentences
-from attention_check.report.anchors import PICTURES, SOURCES
 from attention_check.report.page_files import PageFiles
+from attention_check.report.pictures import PICTURES
 from attention_check.report.tables import Section
 from fa_lib.execution.results import provenance
 from fa_lib.execution.untrusted import Untrusted
@@ -53,7 +53,7 @@ def write_report(
     """Write the tables, the record and the page of a judgement.
 
     Args:
-        sections: tables of the page. panels: key of `anchors.PICTURES` -> figure, or what `picture` made of it.
+        sections: tables of the page. panels: key of `pictures.PICTURES` -> figure, or what `picture` made of it.
         tables: name -> table, for a CSV file each. about: name -> value, for the heading: kernel, versions, date.
         settings: name -> value, for the end, and for the record.
     """
@@ -69,18 +69,14 @@ def page(
 ) -> str:  # fmt: skip
     """The page of a judgement; arguments as of `write_report`."""
     panels, sections = panels or {}, [section for section in sections if len(section.table)]
-    anchors = {key: f"picture-{key}" for key in panels} | {each.key: f"table-{each.key}" for each in sections}
     groups, headline = sentences.sentences_of(judgement), sentences.headline(judgement)
-    rows = {severity: sentences.folded(group) for severity, group in groups.items()}
-    said = [one for group in groups.values() for one in group]
     return rendered(
         TEMPLATES / "page.html.jinja", judgement=judgement, question=QUESTIONS[judgement.kind], headline=headline,
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
-        groups=[(severity.value, sentences.HEADINGS[severity],
-                 [[[_row(one, anchors) for one in run] for run in like] for like in kinds])
-                for severity, kinds in rows.items()],
-        pictures=[dict(key=key, png=figure if isinstance(figure, str) else picture(figure), words=PICTURES[key],
-                       alt=_alternative_text(key, said)) for key, figure in panels.items()],
+        groups=[(severity.value, sentences.HEADINGS[severity], sentences.folded(group))
+                for severity, group in groups.items()],
+        pictures=[dict(key=key, png=figure if isinstance(figure, str) else picture(figure), words=PICTURES[key])
+                  for key, figure in panels.items()],
         sections=sections, about=_texts(about or {}), settings=_texts(settings or {}),
     )  # fmt: skip
 
@@ -122,18 +118,6 @@ def picture(figure: "Figure") -> str:
     figure.savefig(content, format="png", dpi=200, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
     return base64.b64encode(content.getvalue()).decode()
-
-
-def _alternative_text(key, sentences):
-    """The alternative text of a picture: its question, and every finding that comes from it."""
-    return " ".join([PICTURES[key].title, *(one.line for one in sentences if key in SOURCES.get(one.what, ()))])
-
-
-def _row(said, anchors):
-    found = [anchors[key] for key in SOURCES.get(said.what, ()) if key in anchors]
-    links = [(anchor.partition("-")[0], anchor) for anchor in found]
-    texts = {name: getattr(said, name) for name in ("text", "number", "limit", "more", "remedy")}
-    return texts | dict(links=links, beyond=said.beyond)
 
 
 def _texts(named):

@@ -5,10 +5,14 @@ from itertools import groupby
 
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
 from attention_check.measure.capability import NAMED_OPTIONS
-from attention_check.report.labels import KERNELS, SUMS, label, named
-from attention_check.report.wordings import GRAVEST_FIRST, WORDINGS, Sentence, gravity
+from attention_check.report.labels import KERNELS, label, named
+from attention_check.report.wordings import GRAVEST_FIRST, TOGETHER, Sentence, gravity, lower, worded
 from fa_lib.execution.untrusted import Untrusted
 
+CAUSES = (  # of what a judgement fails: a headline gives the first of them
+    "sees_later", "keys_of_q", "mistake", "coarse", "scale", "noise", "answer", "carry", "rounding_mode", "relation",
+    "not_run", "hangs", "crashes", "exits", "way_of_attention",
+)  # fmt: skip
 ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
 LIKE = 3  # findings of a kind that are shown; the others are folded
 WHY_NOT_JUDGED = {
@@ -23,13 +27,15 @@ HEADINGS = {  # of findings, by what they mean for the verdict
 
 
 def headline(judgement: Judgement) -> Untrusted:
-    """The verdict, with its cause where one is known, and, of a kernel, what could not be run: "flash passes. Not run,
-    since it does not take them: softcap, sinks."."""
+    """The verdict, with the sentence of what fails first, and, of a kernel, what could not be run: "flash passes. Not
+    run, since it does not take them: softcap, sinks."."""
     judged, on = judgement.label, " on these tensors" if judgement.kind == "tensors" else ""
     if on and judgement.subject in KERNELS:
         judged = named(judgement.subject).capitalize()
     found = cause(judgement)
-    why = f": {WORDINGS[found[0].what].cause(found)}" if found else ""
+    if found and found[0].what in TOGETHER:
+        found = [f for f in judgement.findings if f.what == found[0].what]
+    why = f": {lower(worded(found)[0].text)}" if found else ""
     text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
         text += " Its rows see later keys: it was not judged as a decoder."
@@ -41,18 +47,15 @@ def headline(judgement: Judgement) -> Untrusted:
 
 def cause(judgement: Judgement) -> list[Finding]:
     """The findings that the headline gives as the cause of a failure, of one kind, the gravest first; empty where there
-    are none. What fails comes before a rounding that is only reported, and has its error, and both before the verdicts
-    of `explain`; then WORDINGS' order."""
-    if judgement.verdict != Verdict.FAILS:
-        return []
+    are none. Of CAUSES; else a rounding that is only reported, and has its error; else what fails, the gravest."""
     failing = [f for f in judgement.findings if f.severity == Severity.FAILS]
-    failing.sort(key=lambda f: (gravity(f), f.where.get("note") == "other"))  # an answer that was recognised first
-    rounded = [f for f in judgement.findings if f.severity == Severity.REPORTED and f.what in ROUNDED_BY]
-    reported = [f for f in rounded if f.where.get("same", True)]
-    causes = [what for what, wording in WORDINGS.items() if wording.because]
-    measured = [f for f in failing if f.what != "explained"]
-    found = [[f for f in findings if f.what == what] for findings in (measured, reported, failing) for what in causes]
-    return next(filter(None, found), [])
+    failing.sort(
+        key=lambda f: (f.what != "explained", gravity(f), f.where.get("note") == "other")
+    )  # what is known first
+    known = sorted((f for f in failing if f.what in CAUSES), key=lambda f: CAUSES.index(f.what))
+    rounded = [f for f in judgement.findings if f.what in ROUNDED_BY and f.where.get("same", True)] if failing else []
+    found = known or [f for f in rounded if f.severity == Severity.REPORTED] or failing
+    return [f for f in found if f.what == found[0].what]
 
 
 def not_judged(judgement: Judgement, what: str) -> list[str]:
@@ -61,19 +64,6 @@ def not_judged(judgement: Judgement, what: str) -> list[str]:
         return []
     refused = [asked for f in judgement.findings if f.what == what for asked in f.where["asked"]]
     return [label(asked) for asked in refused if asked in NAMED_OPTIONS]
-
-
-def title(judgement: Judgement) -> str:
-    """Of a figure: the headline, and of a kernel the sums that it carries in low precision."""
-    causes = cause(judgement)
-    if judgement.kind == "kernel" and not any(f.what == "carry" for f in causes):
-        carries = judgement.carries
-        low = " and ".join(name for key, name in SUMS.items() if key in (carries or ()))
-        sums = "not seen" if carries is None else low or "no"
-        splits = any(f.what == "rounded_splits" for f in judgement.findings)
-        also = "; it rounds partial results" if splits and not causes else ""
-        return f"{headline(judgement)} Sums kept in low precision from tile to tile: {sums}{also}"
-    return headline(judgement).removesuffix(".")
 
 
 def judgement_text(judgement: Judgement) -> str:
@@ -107,7 +97,7 @@ def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
     groups: dict[str, list[Finding]] = {}
     for finding in judgement.findings:
         groups.setdefault(finding.what, []).append(finding)
-    sentences = [one for what, findings in groups.items() for one in WORDINGS[what](findings)]
+    sentences = [one for findings in groups.values() for one in worded(findings)]
     order = (Severity.PASSES, Severity.REPORTED) if judgement.passed else GRAVEST_FIRST
     found = {severity: [one for one in sentences if one.severity == severity] for severity in order}
     return {severity: group for severity, group in found.items() if group}

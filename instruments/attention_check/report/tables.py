@@ -11,11 +11,11 @@ from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.tables import uncounted_breaks
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
+from attention_check.measure.measurements import Measurements
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
-from attention_check.report.labels import CASTS, MODES, label, noted, subject
+from attention_check.report.labels import label, noted
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.numerics.confidence import interval
 
 BROKE = "breaks"  # the column
 RELATED = {
@@ -30,11 +30,6 @@ COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", 
 TROUBLES = dict(
     failed="launch failed", access="out of bounds", unwritten="unwritten read", race="race", other="another fault",
 )  # fmt: skip
-TEXTS = (  # columns that hold no numbers: the others are aligned at the right
-    "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
-    "FP32", "of", "into", "casts", "kernel", "verdict", "what it is", "layer", "model", "what", "detail", "first at",
-    "merged in", "gradient", "what has this error", *TROUBLES.values(),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,20 +37,19 @@ class Section:
     """A table under a heading.
 
     Attributes:
-        key: its anchor, of `anchors.SOURCES`.
         table: text in every cell, as `tables` makes it; a column `breaks` of truth values becomes a word.
         text: how it is read.
     """
 
-    key: str
     heading: str
     table: pd.DataFrame
     text: str = ""
 
     @property
     def columns(self) -> list[tuple[str, bool]]:
-        """Names, and whether they hold numbers."""
-        return [(name, name not in TEXTS) for name in self.table if name != BROKE]
+        """Names, and whether they hold numbers, which are aligned at the right."""
+        cells = self.table.drop(columns=BROKE, errors="ignore").astype(str)
+        return [(name, bool(cells[name].str.match(r"[\d–]").all())) for name in cells]
 
     @property
     def broke(self) -> list[bool] | None:
@@ -67,6 +61,33 @@ class Section:
     def rows(self) -> list[list[str]]:
         cells = self.table.drop(columns=BROKE, errors="ignore")
         return [[f"{cell}" for cell in row] for row in cells.itertuples(index=False, name=None)]
+
+
+def kernel_sections(found: Measurements) -> list[Section]:
+    """The tables of a kernel's page: those that have more than their findings say. All of them are CSV files."""
+    return [
+        Section("What it can do", by_call(found.asked)),
+        Section(
+            "On the GPU", by_launch(found.launches),
+            "In all calls but those that ended its process. An unwritten read is a fault if the output depends "
+            "on it. Races are looked for in one small call. The grid is the largest; block, shared memory, registers "
+            "of a thread and blocks of a multiprocessor are of the launch with the most shared memory.",
+        ),
+        Section(
+            "How far it is from the golden value", by_length(found.lengths),
+            "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
+            "the largest error and of the root mean square. The largest decides: at most 2.",
+        ),
+        Section(
+            "Shapes and masks", by_shape(found.shapes),
+            "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
+            "which are reported, and counted only where they are wrong by more than 20 %.",
+        ),
+        Section(
+            "Relations that every kernel should keep", by_relation(found.relations),
+            "How far two answers are apart, and how far two right ones may be (docs/reference/checks.md).",
+        ),
+    ]  # fmt: skip
 
 
 def by_call(asked: pd.DataFrame) -> pd.DataFrame:
@@ -88,13 +109,12 @@ def by_call(asked: pd.DataFrame) -> pd.DataFrame:
     return table if asked.head_dim.nunique() > 1 else table.drop(columns="head_dim")
 
 
-def by_length(lengths: pd.DataFrame, kernel: str = "") -> pd.DataFrame:
+def by_length(lengths: pd.DataFrame) -> pd.DataFrame:
     """A table of `measure` over N: a line for each format, inputs, N and number of queries."""
-    own = lengths[lengths.kernel == kernel] if kernel and len(lengths) else lengths
-    if not len(own):
-        return own[[]]
-    of = own.groupby([*OF_LENGTHS.call], sort=False)
-    worst = worst_draws(own, OF_LENGTHS, ALLOWED["o"]).set_index([*OF_LENGTHS.call]).times_max
+    if not len(lengths):
+        return lengths
+    of = lengths.groupby([*OF_LENGTHS.call], sort=False)
+    worst = worst_draws(lengths, OF_LENGTHS, ALLOWED["o"]).set_index([*OF_LENGTHS.call]).times_max
     errors = pd.DataFrame({
         "worst / Baseline's": worst, "mean / Baseline's": of.times_max.mean(), "largest error": of["max"].mean(),
         "root mean square": of.rmse.mean(),
@@ -103,23 +123,6 @@ def by_length(lengths: pd.DataFrame, kernel: str = "") -> pd.DataFrame:
     rows = numbers_text(errors).assign(**{BROKE: fault | (worst > ALLOWED["o"])}).reset_index().rename(columns=COLUMNS)
     front = [BROKE, "worst / Baseline's", "mean / Baseline's", "format", "inputs", "N", "queries"]
     return gravest_first(rows[[*front, "largest error", "root mean square"]], worst.to_numpy())
-
-
-def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
-    """A table of `measure` on inputs that make trouble: a line for each format and inputs."""
-    if not len(inputs):
-        return inputs
-    lines, worst = [], []
-    for (fmt, distribution), rows in inputs.groupby(["fmt", "distribution"], sort=False):
-        mean, low, high = map(_signed, interval(rows.outwards))
-        worst.append(rows.times_max.mean())
-        lines.append({
-            BROKE: bool(rows.outcome.isin(FAULTS).any()), "error / Baseline's": number_text(worst[-1]),
-            "format": fmt, "inputs": distribution, "away from zero (ulp)": mean, "95 % interval": f"{low} to {high}",
-            "Baseline's (ulp)": _signed(rows.baseline_outwards.mean()), "problem": rows.problem.iloc[0],
-        })  # fmt: skip
-    found = pd.DataFrame(lines)
-    return gravest_first(found if found.problem.any() else found.drop(columns="problem"), worst)
 
 
 def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
@@ -164,43 +167,6 @@ def _index_last(wide, broke):
     return front[[BROKE, *wide.columns, *wide.index.names]]
 
 
-def by_repeats(repeats: pd.DataFrame) -> pd.DataFrame:
-    """A table of `repeats`: how many different results of one call."""
-    return pd.DataFrame([
-        {"different": f"{row[of]:.0f}", "of": of, "runs": f"{row['runs']}"}
-        for row in repeats.to_dict("records") for of in ("outputs", "gradients") if pd.notna(row[of])
-    ])  # fmt: skip
-
-
-def by_rounding(rounding: pd.DataFrame) -> pd.DataFrame:
-    """A table of `rounding_mode`: how casts round; those that were seen."""
-    seen = rounding[rounding["mode"].isin([*MODES])] if len(rounding) else rounding
-    return pd.DataFrame([
-        {BROKE: row.mode == "truncates" and row.what != "inputs", "casts": MODES[row.mode], "of": CASTS[row.what],
-         "into": row.into} for row in seen.itertuples()
-    ])  # fmt: skip
-
-
-def by_splits(splits: pd.DataFrame) -> pd.DataFrame:
-    """A table of `rounded_splits`: how much of the kernel's squared error each emulation explains."""
-    if not len(splits) or splits.explained.isna().all():
-        return splits[[]]
-    explained = splits.explained.astype(float)
-    merged = [row.fmt if row.low_merge else "FP32" for row in splits.itertuples()]
-    columns = {"explained": explained.map("{:.0%}".format), "parts": splits.splits.astype(str), "merged in": merged}
-    return gravest_first(pd.DataFrame(columns), explained.to_numpy())
-
-
-def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
-    """A table of `isolated_kernel.IsolatedKernel.conduct`."""
-    if not len(conduct):
-        return conduct
-    return pd.DataFrame({
-        "times": conduct.times.astype(str), "what": conduct.what, "detail": conduct.detail,
-        "first at": conduct["at"].where(~conduct.on_import.astype(bool), "import"),
-    })  # fmt: skip
-
-
 def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
     """A table of `isolated_kernel.IsolatedKernel.launches`; of the troubles that are rare, those that were."""
     if not len(launches):
@@ -235,16 +201,6 @@ def _troubled(where):
     return "not watched" if pd.isna(where) else f"yes, {where}" if where else "no"
 
 
-def by_bound(close: pd.DataFrame) -> pd.DataFrame:
-    """A table of `closeness` or `closeness.bounds`: the largest error over its own bound, and rows beyond it."""
-    return pd.DataFrame([
-        {BROKE: row.times > 1, "largest error / its bound": number_text(row.times), "rows beyond it": f"{row.rows:,}",
-         "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else "",
-         **(dict(inputs=row.distribution, format=row.judged) if "judged" in close else {})}
-        for row in close.itertuples()
-    ])  # fmt: skip
-
-
 def number_text(value):
     """Two digits after the point, fewer of what is large; a dash where there is none."""
     return "–" if pd.isna(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
@@ -253,11 +209,6 @@ def number_text(value):
 def numbers_text(table):
     """Errors, which may be small, in three digits; their quotients as `number_text` has them."""
     return table.apply(lambda column: column.map(number_text if column.abs().max() >= 0.1 else "{:.1e}".format))
-
-
-def _signed(number):
-    """Three digits, and no "-0.000"."""
-    return f"{round(number, 3) + 0.0:+.3f}"
 
 
 def gravest_first(table, gravity):

@@ -7,11 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from attention_check import checks as page
 from attention_check.isolation.isolated_kernel import LIMIT_S, IsolatedKernel, conduct, isolated, wait
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
+from attention_check.judge import tables as page
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.judge.tables import of_conduct
 from attention_check.measure.capability import (
     CAPABILITIES,
     CAUSAL_FEWER,
@@ -35,6 +34,7 @@ from attention_check.measure.plan import QUICK, CheckPlan
 from attention_check.measure.reference_cache import ORDINARY
 from attention_check.measure.relations import RELATIONS
 from attention_check.measure.relations.subject import NOT_ASKED
+from attention_check.measure.tables import MEASURED
 from attention_check.measure.way import way_of
 from attention_check.report.labels import label, noted
 from attention_check.report.sentences import sentences_of
@@ -78,7 +78,7 @@ class NamedCheck:
     """A check by its name: a part of checks of the page.
 
     Attributes:
-        of: keys of `checks.CHECKS`, which judge it.
+        of: keys of `judge.tables.CHECKS`, which judge it.
         plan: what is measured otherwise than in PLAN. distributions: of `lengths`. gradients: whether they are asked
             for.
         rows: which rows of the first table are judged. lacking: what the kernel lacks where there are none.
@@ -95,7 +95,7 @@ class NamedCheck:
 
     @property
     def tables(self) -> list[str]:
-        """The tables that are judged, of `checks.TABLES`."""
+        """The tables that are judged, of `measure.tables.MEASURED`, or that comes with the kernel."""
         return [*dict.fromkeys(name for key in self.of for name in page.CHECKS[key].tables)]
 
     def measure(self, checked: CheckedKernel) -> Measurements | Result:
@@ -105,7 +105,7 @@ class NamedCheck:
         narrow = replace(checked, way=replace(way, able=able), plan=plan, distributions=self.distributions)
         found = Measurements(asked=way.asked, kernel="the kernel")
         for name in self.tables:
-            if run := page.TABLES[name].run:
+            if run := MEASURED.get(name):
                 key = (name, able, plan, self.distributions)
                 if key not in checked.kept:
                     checked.kept[key] = run(narrow, found)
@@ -274,7 +274,7 @@ def check_named(kernel: KernelRef | str, names: Sequence[str], timeout: float = 
         wait(subject)
         found = {check: result_of(check, subject) for check in checks}
         apart = isinstance(subject.fn, IsolatedKernel)
-        return found | (dict(conduct=result(of_conduct(conduct(subject)))) if apart else {})
+        return found | (dict(conduct=result(page.of_conduct(conduct(subject)))) if apart else {})
 
 
 def failed(results: Mapping[str, Result]) -> bool | None:

@@ -132,7 +132,7 @@ def judge_one(key: str, settings: JudgingSettings) -> None:
     entry = settings.entry(key)
     device = "cpu" if settings.device == "modelled" else settings.device
     cells = settings.cells or str(Path(settings.folder) / "cells")
-    measured = examine(entry.ref, settings.plan(entry), device=device, cache=cells, beside=())
+    measured = examine(entry.ref, settings.plan(entry), device=device, cache=cells)
     asked = measured.asked
     if (asked.outcome == Outcome.REFUSED).all():
         record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])

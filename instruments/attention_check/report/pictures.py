@@ -1,8 +1,6 @@
-"""Where on its page a finding comes from: pictures and tables, and what each picture shows."""
+"""The pictures of a page: the question of each, and how it is read."""
 
 from dataclasses import dataclass
-
-from attention_check.checks import CHECKS
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,7 @@ PICTURES = {
     "growth": Picture(
         "Does its error grow with N?",
         "The largest error over Baseline's on the same outputs (at least 1,024), for the format and the numbers of "
-        "queries where it is largest. Beside it two emulated kernels: one as shipped, one with every step in the "
-        "format. The line is the rule, at most 2.",
+        "queries where it is largest. The line is the rule, at most 2.",
     ),
     "rule": Picture(
         "Is it within the rule, over shapes and masks?",
@@ -35,11 +32,6 @@ PICTURES = {
         "Do its errors have a side?",
         "The mean signed difference to the golden value rounded to the format; hollow marks are Baseline's. Below 0.05 "
         "ulp nothing is called a bias: an output that is rounded once scatters by 0.29 ulp.",
-    ),
-    "weights": Picture(
-        "Which weights does it give to keys?",
-        "The weights of the head that is furthest off, expected and measured, with rows of the identity as V. Grey: 0. "
-        "`fa-lib explain --kernel` says in words what differs, and measures other calls.",
     ),
     "risks": Picture(
         "How risky is each head?",
@@ -57,14 +49,4 @@ PICTURES = {
         "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
     ),
 }
-SOURCES = {  # findings of captured tensors and of models -> keys of pictures and of tables
-    "head_error": ("errors", "heads"), "refused": ("errors", "heads"),
-    "explained": ("explained",),
-    **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
-    **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
-    "captured_gradients": ("gradients",), "layer_error": ("layers", "by_layer"),
-    **dict.fromkeys(("sees_later", "own_hidden", "idle_mask", "later_unknown"), ("by_layer",)),
-    **dict.fromkeys(("way_of_attention", "way_differs", "way_not_run"), ("ways",)),
-}  # fmt: skip
-for _check in CHECKS.values():  # the first first
-    SOURCES |= {what: tuple(dict.fromkeys((*SOURCES.get(what, ()), *keys))) for what, keys in _check.finds.items()}
+PANELS = {"sums": "sums", "growth": "lengths", "rule": "shapes", "sides": "inputs"}  # of a kernel's page -> its table
