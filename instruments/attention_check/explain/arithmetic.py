@@ -73,9 +73,7 @@ class Worst:
     at: Tensor
 
     @classmethod
-    def of(
-        cls, rows: Rows, q_of_call: Tensor | None, entry: int, head: int, at: Tensor, *kernel: Any
-    ) -> "Worst":  # fmt: skip
+    def of(cls, rows: Rows, q_of_call: Tensor | None, entry: int, head: int, at: Tensor, **kernel: Any) -> "Worst":
         """Some rows of a head, by their places among the sampled ones. q_of_call: (batch, heads, n_q, d)."""
         entries, heads, rows_at = rows.places
         queries = None if q_of_call is None else q_of_call[entries[entry], heads[head]].detach().double().cpu()
@@ -84,7 +82,7 @@ class Worst:
         options = rows.options() | dict(mask=bias)
         if "sinks" in options:
             options["sinks"] = options["sinks"][head : head + 1]
-        return cls((q, k, v), o, golden, options, *kernel, queries, rows_at[at])
+        return cls((q, k, v), o, golden, options, queries=queries, at=rows_at[at], **kernel)
 
     def tiled(self, precision: Precision, *tensors: Tensor, size: int = BLOCK, **changed: Any) -> Tensor:
         """The rows of an emulated kernel, of other tensors and options than the call's where they are given."""
@@ -137,7 +135,7 @@ def computation(
         others = error[other].topk(min(MOST_ROWS, int(counted[other].sum()))).indices
     else:
         at, other, others = at[::2], worst, at[1::2]
-    first, again = (Worst.of(rows, q_of_call, *of, chosen, fmt, precision, block)
+    first, again = (Worst.of(rows, q_of_call, *of, chosen, fmt=fmt, precision=precision, block=block)
                     for of, chosen in ((worst, at), (other, others)))  # fmt: skip
     confirmed: list[Cause] = []
     for family in (_coarser, _quantized, _steps):  # the cheaper ones first
@@ -195,7 +193,9 @@ def _quantized(rows: Worst) -> Iterator[Computed]:
                 yield "quantized_kv", f"{scheme} and {other}", 0, rows.tiled(precision, q, low_k, cast_v(v))
     smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
     yield "quantized_qk", SMOOTH, 0, rows.tiled(precision, *smooth)
-    for name, (n_q, n_kv, less) in INT8_BLOCKS.items() if rows.queries is not None else ():
+    if rows.queries is None:
+        return
+    for name, (n_q, n_kv, less) in INT8_BLOCKS.items():
         low_k = in_blocks(k - k.mean(0) if less else k, n_kv)
         yield "quantized_qk", name, 0, rows.tiled(precision, in_blocks(rows.queries, n_q)[rows.at], low_k, v)
 
