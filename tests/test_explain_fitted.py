@@ -11,6 +11,7 @@ import torch
 import fa_lib
 from attention_check.conventions.conventions import keys_of, what
 from attention_check.conventions.low_bits import OF_P
+from attention_check.explain.integer_caches import in_blocks
 from attention_check.explain.verdict import Verdict
 from attention_check.measure.closeness import closeness
 from attention_check.testing import assert_attention_close
@@ -177,6 +178,37 @@ def in_parts():
     roped = attention((q, torch.cat(turned, -1).to(k.dtype), v), causal=True)
     yield "RoPE", roped, dict(causal=True), "with RoPE on k once more (base 10,000"
     yield "mask and causal", causal, dict(mask=seen), "BUG: o is attention with a causal mask."
+    yield "denied", causal, dict(causal=False), "BUG: o is attention with a causal mask."
+    yield "four times", attention((q, k, v), sinks=sinks + math.log(4)), dict(sinks=sinks), "its sinks count 4 times"
+    S = q.double() @ k.double().mT / 8
+    L = torch.stack([part.logsumexp(-1) for part in S.split([192, 64], -1)], -1)  # of unequal parts
+    shares = torch.softmax(L / math.log(2), -1).repeat_interleave(torch.tensor([192, 64]), -1)
+    parts = torch.cat([part.softmax(-1) for part in S.split([192, 64], -1)], -1)
+    yield (
+        "base e",
+        (shares * parts @ v.double()).to(q.dtype),
+        {},
+        "merged by e to the power of their log-sum-exp of base",
+    )
+    bias = torch.randn(4, 256, 256, generator=torch.Generator().manual_seed(3)).to(q.dtype)
+    of_heads = attention((q, k, v), mask=torch.tensor([1.3, 0.8, 1.5, 0.7])[:, None, None] * bias)
+    yield "each head", of_heads, dict(mask=bias), "There (entry 0, head 0) it is attention with 1.3 times its mask"
+    both = torch.softmax(2 * torch.tanh((S + bias.double()) / 2), -1) @ v.double()
+    yield "softcap", both.to(q.dtype), dict(mask=bias, softcap=2.0), "with the softcap of scores and the mask's numbers"
+    a, b = q.double().chunk(2, -1)
+    angles = 37 * 1e4 ** (-torch.arange(32).double() / 32)
+    further = torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1).to(q.dtype)
+    said = "with q turned by RoPE 37 positions too far (base 10,000, features i and i + d/2 together)"
+    yield "RoPE's positions", attention((further, k, v), causal=True), dict(causal=True), said
+
+
+def test_int8_in_blocks_is_precision():
+    q, k, v = drawn(1, 4, 256, 64, dtype=torch.float16, seed=21)
+    low = [torch.stack([in_blocks(head, 64) for head in x[0]])[None]
+           for x in (q.double(), k.double() - k.double().mean(2, keepdim=True))]  # fmt: skip
+    found = fa_lib.explain(q, k, v, (torch.softmax(low[0] @ low[1].mT / 8, -1) @ v.double()).to(q.dtype))
+    said = "q and k in INT8 (K less its mean over keys) in blocks of 64 queries and 64 keys"
+    assert found.verdict == Verdict.PRECISION and said in f"{found}", f"{found}"
 
 
 def test_what_is_wrong_in_places_or_of_other_keys_is_named():
