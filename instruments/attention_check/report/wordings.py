@@ -214,7 +214,7 @@ VALUES: dict[str, Callable[[Finding, dict], Any]] = {
     "cause": lambda f, at: subject(at),
     "crash": lambda f, at: ", ".join(filter(None, at["details"])) or "its process no longer answered",
     "details_all": lambda f, at: listed(at["details"]),
-    "exit": lambda f, at: listed(detail or f"exit code {f.number:.0f}" for detail in at["details"]),
+    "exit": lambda f, at: f"exit code {f.number:.0f}",
     "first": lambda f, at: place(at),
     "from_times": lambda f, at: as_times(at["from_number"]),
     "head_list": lambda f, at: ", ".join(map(str, at["heads"])),
