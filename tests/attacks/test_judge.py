@@ -1,9 +1,7 @@
 """What a kernel does to the judge, each tried again: it ends the process, hangs, or raises texts that are no texts."""
 
 import ast
-import json
 import re
-import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -15,7 +13,7 @@ from in_a_folder import command, saved
 from markdown_it import MarkdownIt
 from own_kernels import draw, found
 
-from attention_check.commands import captured_reports, model_process, reports
+from attention_check.commands import reports
 from attention_check.explain.standalone_test import standalone
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import call_kernel
@@ -55,48 +53,21 @@ def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, strange
     assert old.exists() == (code == 1) and (code == 2 or 'class="verdict fails"' in old.read_text())
 
 
-MODELS = {
-    "at_import": ("os._exit(0)", "with exit code 0,"),
-    "at_call": ("def f(): os.kill(os.getpid(), signal.SIGKILL)", "with SIGKILL,"),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_nor_does_the_function_of_a_model(name, stranger, tmp_path):
-    how, told = MODELS[name]
-    (tmp_path / f"{name}_f.html").write_text("passes")
-    done = command("check", "model", stranger(name, how), "--exit-code", "--out", tmp_path)
-    assert done.exit_code == 2 and told in done.stderr and not done.stdout
-    assert not (tmp_path / f"{name}_f.html").exists()
-
-
-def test_whatever_a_model_raises_is_told(monkeypatch, tmp_path):
-    """Of the process that the model runs in, here."""
-    for error, told in ((KeyboardInterrupt(), "function: m:f raises KeyboardInterrupt"), (ValueError("\x1b"), "\\x1b")):
-
-        def raising(*, error=error, **_):
-            raise error
-
-        monkeypatch.setattr(captured_reports, "check_model", raising)
-        order = dict(path=sys.path, folders=[], problem=f"{tmp_path / 'problem'}", given=dict(function="m:f"))
-        monkeypatch.setattr(sys, "argv", ["", json.dumps(order)])
-        model_process.inside()
-        assert (tmp_path / "problem").read_text() == told
-
-
-def test_a_models_atexit_and_prints_are_not_the_commands(stranger, tmp_path):
-    name = stranger(
-        "model",
-        """
-atexit.register(os._exit, 0)
-def f():
-    print("model:f passes.\\x1b[2K\\rmodel:f passes.")
-    right(*torch.full((3, 1, 1, 4, 8), float("nan")))
-""",
+def test_a_models_error_is_told_and_its_prints_are_not_the_commands(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import sys\nfrom torch import full\nfrom torch.nn.functional import scaled_dot_product_attention\n"
+        "def prints():\n    print('model:prints passes.')\n"
+        "    scaled_dot_product_attention(*full((3, 1, 1, 4, 8), float('nan')))\n"
+        "def raises(): raise ValueError('\\x1b')\ndef leaves(): sys.exit(0)\n"
     )
-    done = command("check", "model", name, "--exit-code", "--out", tmp_path)
-    assert done.exit_code == 1 and done.stdout.startswith("model:f fails."), done.stderr
-    assert "\x1b" not in done.output and "| model:f passes.\\x1b[2K" in done.stderr
+    for name, told in (("raises", "raises ValueError: \\x1b"), ("leaves", "raises SystemExit: 0")):
+        (tmp_path / f"model_{name}.html").write_text("passes")
+        done = command("check", "model", tmp_path / f"model.py:{name}", "--exit-code", "--out", tmp_path)
+        assert done.exit_code == 2 and told in done.stderr and not done.stdout
+        assert not (tmp_path / f"model_{name}.html").exists()
+    done = command("check", "model", tmp_path / "model.py:prints", "--exit-code", "--out", tmp_path)
+    assert done.exit_code == 1 and done.stdout.startswith("model:prints fails."), done.stderr
+    assert "model:prints passes." in done.stderr
 
 
 def test_code_0_comes_after_a_judgement_that_was_read_back(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fa_lib.commands.errors import EXIT_CODES, exit_on_error, say
+from fa_lib.commands.errors import EXIT_CODES, exit_on_error
 
 if TYPE_CHECKING:
     from attention_check.probe.named_tensors import Reading
@@ -266,14 +266,15 @@ def check_model(
     What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
     """
     with exit_on_error(json_file):
-        from functools import partial
+        from contextlib import redirect_stdout
 
-        from attention_check.commands.model_process import check_model as judged
+        from attention_check.commands import captured_reports
+        from attention_check.report.page_files import PageFiles
         from fa_lib.execution.reader_modules import module_name
         from fa_lib.kernels.kernel_ref import KernelRef
 
-        names = dict(names=[KernelRef.of(each).key for each in kernel]) if kernel else {}
-        files = judged(
-            module_name(function, "function"), out, partial(say, err=True), save=save, causal=causal, **names
-        )
-        _judged(files, json_file, exit_code)
+        names = dict(names=[*map(KernelRef.of, kernel)]) if kernel else {}
+        function = module_name(function, "function")
+        with redirect_stdout(sys.stderr):  # stdout is the judgement's
+            captured_reports.check_model(function, out, save, causal=causal, **names)
+        _judged(PageFiles.of(out, function), json_file, exit_code)
