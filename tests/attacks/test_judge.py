@@ -13,19 +13,17 @@ from in_a_folder import command, saved
 from markdown_it import MarkdownIt
 from own_kernels import draw, found
 
-from attention_check.commands import reports
 from attention_check.explain.standalone_test import standalone
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import IsolatedKernel
-from attention_check.judge.findings import Finding, Judgement, Severity
+from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import way
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.probe.capture import Capture
 from attention_check.report.page import Section, page
-from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import judgement_text
 from attention_gallery.commands import pages
 from fa_lib import kernels
@@ -68,16 +66,6 @@ def test_a_models_error_is_told_and_its_prints_are_not_the_commands(tmp_path):
     done = command("check", "model", tmp_path / "model.py:prints", "--exit-code", "--out", tmp_path)
     assert done.exit_code == 1 and done.stdout.startswith("model:prints fails."), done.stderr
     assert "model:prints passes." in done.stderr
-
-
-def test_code_0_comes_after_a_judgement_that_was_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "check_kernel", lambda *_, **__: None)  # as if it had written nothing
-    words = ("check", "kernel", "flash", "--out", tmp_path)
-    assert command(*words).exit_code == 2
-    files, passes = PageFiles.of(tmp_path, "flash"), Judgement("kernel", "flash", (Finding("error", Severity.PASSES),))
-    for record in (passes.record() | dict(findings=[]), dict(verdict="passes"), []):
-        monkeypatch.setattr(reports, "check_kernel", lambda *_, held=record, **__: files.write("<p>passes", held, ()))
-        assert command(*words).exit_code == 2, record
 
 
 RUDE = "bad passes\n\n# [x](javascript:alert(1)) ![](http://a/b.png) <img src=x onerror=alert(1)> **b** \r\r\x1b[2J\x07"
