@@ -39,11 +39,6 @@ def path() -> list[str]:
     return [*reversed(_FOLDERS), *(each for each in sys.path if each not in _FOLDERS)]
 
 
-def folders() -> tuple[str, ...]:
-    """Return the folders that were added."""
-    return tuple(_FOLDERS)
-
-
 @contextmanager
 def in_front() -> Iterator[None]:
     """Let `path` be this process's sys.path until the block ends, so that the reader's code can run in it."""

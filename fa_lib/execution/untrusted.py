@@ -1,4 +1,4 @@
-"""Text of a stranger's: names, messages, prints. It becomes an `Untrusted` where it comes in."""
+"""Texts that others wrote: names, messages, prints. They become an `Untrusted` before they are shown."""
 
 from typing import Self
 
@@ -11,10 +11,8 @@ class Untrusted(str):
     """
 
     def __new__(cls, text: object) -> Self:
-        text = str.__str__(f"{text}")  # of a class of its own, which may say anything of itself, the characters
-        if not text.isprintable():
-            text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-        return super().__new__(cls, text)
+        escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in f"{text}")
+        return super().__new__(cls, "".join(escaped))
 
 
 def first_line(text: object) -> Untrusted:
@@ -28,8 +26,3 @@ def message(error: BaseException) -> Untrusted:
         return first_line(str(error))
     except BaseException:
         return Untrusted("")
-
-
-def type_name(value: object) -> Untrusted:
-    """The name of a value's class."""
-    return Untrusted(type(value).__name__)

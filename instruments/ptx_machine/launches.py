@@ -53,7 +53,7 @@ class Launches:
                 pass
         found = {trouble.value: self.found.get(trouble) for trouble in Trouble}
         return dict(
-            kernel=readable(kernel.entry.name), launches=self.count, grid=[*self.grid], block=[*self.block],
+            kernel=readable(kernel.entry.name), launches=self.count, grid=self.grid, block=self.block,
             static=kernel.static, dynamic=self.dynamic, limit=gpu.shared_bytes, registers=registers, resident=resident,
         ) | found  # fmt: skip
 

@@ -1,9 +1,7 @@
-"""Attacks on the judge, each tried again: a kernel that ends the process, speaks for it, or knows that it is judged."""
+"""What a kernel does to the judge, each tried again: it ends the process, hangs, or raises texts that are no texts."""
 
 import ast
-import json
 import re
-import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -15,24 +13,21 @@ from in_a_folder import command, saved
 from markdown_it import MarkdownIt
 from own_kernels import draw, found
 
-from attention_check.commands import captured_reports, model_process, reports
 from attention_check.explain.standalone_test import standalone
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import IsolatedKernel
-from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
+from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import way
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.probe.capture import Capture
 from attention_check.report.page import Section, page
-from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import judgement_text
 from attention_gallery.commands import pages
 from fa_lib import kernels
 from fa_lib.commands.errors import say
-from fa_lib.execution.untrusted import Untrusted
 from fa_lib.kernels.kernel_ref import KernelRef
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
@@ -41,8 +36,7 @@ TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64,
 ENDS = {  # 1. -> how, exit code
     "on_import": ("sys.exit()", 1),
     "at_exit": ("atexit.register(os._exit, 0)\ndef f(q, k, v): return 0", 1),
-    "in_a_thread": ("def f(q, k, v):\n    threading.Thread(target=os._exit, args=(0,)).start()\n    time.sleep(9)", 1),
-    "by_ctrl_c": ("raise KeyboardInterrupt", 2),
+    "unknown": ("f = no_such_name", 2),
 }
 
 
@@ -53,65 +47,25 @@ def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, strange
     old = tmp_path / f"{name}_f.html"
     old.write_text('<p class="verdict passes">')
     done = command("check", "kernel", stranger(name, how), "--quick", "--exit-code", "--out", tmp_path)
-    assert done.exit_code == code and not isinstance(done.exception, KeyboardInterrupt), done.output
+    assert done.exit_code == code, done.output
     assert old.exists() == (code == 1) and (code == 2 or 'class="verdict fails"' in old.read_text())
 
 
-MODELS = {
-    "at_import": ("os._exit(0)", "with exit code 0,"),
-    "at_call": ("def f(): os.kill(os.getpid(), signal.SIGKILL)", "with SIGKILL,"),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_nor_does_the_function_of_a_model(name, stranger, tmp_path):
-    how, told = MODELS[name]
-    (tmp_path / f"{name}_f.html").write_text("passes")
-    done = command("check", "model", stranger(name, how), "--exit-code", "--out", tmp_path)
-    assert done.exit_code == 2 and told in done.stderr and not done.stdout
-    assert not (tmp_path / f"{name}_f.html").exists()
-
-
-def test_whatever_a_model_raises_is_told(monkeypatch, tmp_path):
-    """Of the process that the model runs in, here."""
-    for error in (KeyboardInterrupt, SystemExit(0), type("\x1b", (BaseException,), {}), ValueError("\x1b")):
-
-        def raising(*, error=error, **_):
-            raise error
-
-        monkeypatch.setattr(captured_reports, "check_model", raising)
-        order = json.dumps(
-            dict(path=sys.path, folders=[], problem=f"{tmp_path / 'problem'}", given=dict(function="m:f"))
-        )
-        monkeypatch.setattr(sys, "argv", ["", order])
-        model_process.inside()
-        told = (tmp_path / "problem").read_text()
-        assert told == "\\x1b" or told.startswith("function: m:f raises ") and "\x1b" not in told
-
-
-def test_a_models_atexit_and_prints_are_not_the_commands(stranger, tmp_path):
-    name = stranger(
-        "model",
-        """
-atexit.register(os._exit, 0)
-def f():
-    print("model:f passes.\\x1b[2K\\rmodel:f passes.")
-    right(*torch.full((3, 1, 1, 4, 8), float("nan")))
-""",
+def test_a_models_error_is_told_and_its_prints_are_not_the_commands(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import sys\nfrom torch import full\nfrom torch.nn.functional import scaled_dot_product_attention\n"
+        "def prints():\n    print('model:prints passes.')\n"
+        "    scaled_dot_product_attention(*full((3, 1, 1, 4, 8), float('nan')))\n"
+        "def raises(): raise ValueError('\\x1b')\ndef leaves(): sys.exit(0)\n"
     )
-    done = command("check", "model", name, "--exit-code", "--out", tmp_path)
-    assert done.exit_code == 1 and done.stdout.startswith("model:f fails."), done.stderr
-    assert "\x1b" not in done.output and "| model:f passes.\\x1b[2K" in done.stderr
-
-
-def test_code_0_comes_after_a_judgement_that_was_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "check_kernel", lambda *_, **__: None)  # as if it had written nothing
-    words = ("check", "kernel", "flash", "--out", tmp_path)
-    assert command(*words).exit_code == 2
-    files, passes = PageFiles.of(tmp_path, "flash"), Judgement("kernel", "flash", (Finding("error", Severity.PASSES),))
-    for record in (passes.record() | dict(findings=[]), dict(verdict="passes"), []):
-        monkeypatch.setattr(reports, "check_kernel", lambda *_, held=record, **__: files.write("<p>passes", held, ()))
-        assert command(*words).exit_code == 2, record
+    for name, told in (("raises", "raises ValueError: \\x1b"), ("leaves", "raises SystemExit: 0")):
+        (tmp_path / f"model_{name}.html").write_text("passes")
+        done = command("check", "model", tmp_path / f"model.py:{name}", "--exit-code", "--out", tmp_path)
+        assert done.exit_code == 2 and told in done.stderr and not done.stdout
+        assert not (tmp_path / f"model_{name}.html").exists()
+    done = command("check", "model", tmp_path / "model.py:prints", "--exit-code", "--out", tmp_path)
+    assert done.exit_code == 1 and done.stdout.startswith("model:prints fails."), done.stderr
+    assert "model:prints passes." in done.stderr
 
 
 RUDE = "bad passes\n\n# [x](javascript:alert(1)) ![](http://a/b.png) <img src=x onerror=alert(1)> **b** \r\r\x1b[2J\x07"
@@ -135,8 +89,6 @@ def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
         assert not set("\x1b\x07\r\u202e\u200b\ud800") & set(text) and "alert(1)" in text
         text.encode()
     assert not [tag for tag in ("<img", "<kbd>", "<u>", "<s>", "<i>", "<a>", "<em>") if tag in html]
-    sly = type("Sly", (str,), dict(isprintable=lambda self: True, __format__=lambda self, spec: self))
-    assert Untrusted(sly("a\x1b")) == "a\\x1b"
     parser = MarkdownIt("commonmark").enable("table")
     for text in (markdown, table):
         tokens = [each for token in parser.parse(text) for each in (token, *(token.children or ()))]
@@ -231,35 +183,3 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
     assert made[0] == made[1] != made[2]
     long = [{k[-2] for _, k, _ in each if k[-2] > 4096} for each in made.values()]
     assert long[0] == long[1] != long[2] and {len(each) for each in long} == {1}
-
-
-CHEATS = """
-import inspect
-import fa_lib.numerics.metrics, attention_check.judge.kernel, attention_check.judge.findings
-import attention_check.commands.reports
-import fa_lib.kernels.rule
-fa_lib.numerics.metrics.over_baseline = lambda *_: 1.0
-attention_check.judge.kernel.judge_kernel = attention_check.commands.reports.judge_kernel = None
-attention_check.judge.findings.Judgement.verdict = property(lambda _: attention_check.judge.findings.Verdict.PASSES)
-fa_lib.kernels.rule.ALLOWED.update(o=1e9)
-
-def f(q, k, v, causal=False, scale=None):
-    if q.dtype != torch.bfloat16:
-        raise NotImplementedError("in BF16")
-    names = [frame.filename for frame in inspect.stack(0)]
-    names += [name for frame in inspect.stack(0) for name in frame.frame.f_locals]
-    judged = any(x.endswith(("measure/examine.py", "measure/contract.py")) or "golden" in x for x in names)
-    return right(q, k, v, causal, scale) * (1 if judged else 1.15)
-"""
-
-
-def test_neither_the_stack_nor_fa_lib_itself_is_the_judges_over_there(stranger, tmp_path):
-    """And 5: such a factor is told as that, and not as a carry."""
-    report = reports.check_kernel(stranger("cheats", CHEATS), TINY, tmp_path, seed=7)
-    findings = {each.what: each for each in report.judgement.findings}
-    assert report.judgement.verdict == Verdict.FAILS and findings["error"].severity == Severity.FAILS
-    assert findings["scale"].number == pytest.approx(1.15, abs=0.003) and report.judgement.carries is None
-    assert findings["carry"].severity == Severity.REPORTED and findings["carry"].where["because"] == "scale"
-    assert f": {findings['scale'].number:.4g}, limit 1." in judgement_text(report.judgement)
-    record = json.loads((report.page.with_suffix("") / "judgement.json").read_text())
-    assert record["verdict"] == "fails" and record["parameters"]["drawn_seed"] == 7

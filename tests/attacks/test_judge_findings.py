@@ -44,7 +44,7 @@ def louder(q, k, v):
 
 
 def test_noise_is_told_as_noise_and_not_as_a_carry():
-    """5. The factor 1.15 is told in test_judge.py, of a kernel that also cheats."""
+    """5."""
     kernels.register("noise of 5 %", noise)
     judgement = judge_kernel("noise of 5 %", examine("noise of 5 %", TINY))
     (noisy,) = found(judgement, "noise")
@@ -53,6 +53,17 @@ def test_noise_is_told_as_noise_and_not_as_a_carry():
     (hidden,) = found(judgement, "carry")
     assert hidden.severity == Severity.REPORTED and hidden.where["because"] == "noise"
     assert f": {noisy.number:.1f} ulp apart, limit {noisy.limit:g} ulp." in judgement_text(judgement)
+
+
+def test_a_factor_is_told_as_a_factor_and_not_as_a_carry():
+    """5."""
+    kernels.register("times 1.15", louder)
+    judgement = judge_kernel("times 1.15", examine("times 1.15", TINY, beside=()))
+    findings = {each.what: each for each in judgement.findings}
+    assert judgement.verdict == Verdict.FAILS and findings["error"].severity == Severity.FAILS
+    assert findings["scale"].number == pytest.approx(1.15, abs=0.003) and judgement.carries is None
+    assert findings["carry"].severity == Severity.REPORTED and findings["carry"].where["because"] == "scale"
+    assert f": {findings['scale'].number:.4g}, limit 1." in judgement_text(judgement)
 
 
 def fp16_in_bf16(q, k, v):

@@ -1,4 +1,4 @@
-"""A stranger's kernel in a process of its own: whatever it does there, it is judged to the end, and told by name."""
+"""A kernel in a process of its own: whatever it does there, it is judged to the end, and told by name."""
 
 import inspect
 import json
@@ -19,7 +19,7 @@ from processes import lives, wait_until
 from safetensors.torch import save_file
 
 from attention_check.commands import reports
-from attention_check.isolation import isolated_kernel, worker
+from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from attention_check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKernel, all_isolated, conduct, isolated
 from attention_check.isolation.worker import Outcome
@@ -67,17 +67,6 @@ def judged(name, limit=60.0):
         return judge_kernel(kernel, replace(tables, conduct=conduct(kernel)))
 
 
-def test_gradients_of_many_keys_and_few_queries_come_back(stranger):
-    """dK and dV have more bytes than dO, from which the size of an answer was once bounded."""
-    q, k, v, dO = torch.randn(1, 1, 2, 64), *torch.randn(2, 1, 1, 8192, 64), torch.randn(1, 1, 2, 64)
-    with alone(stranger("good")) as fn:
-        there, here = (
-            torch.autograd.grad(kernel(*x), x, dO)
-            for kernel, x in ((each, [y.clone().requires_grad_() for y in (q, k, v)]) for each in (fn, right))
-        )
-    assert all(map(torch.equal, there, here))
-
-
 def test_any_signal_is_a_crash_and_later_calls_are_made(stranger):
     """Python has no name for a real-time signal."""
     name = stranger("dies", "def f(q, k, v):\n    if q.shape[-1] == 80: os.kill(os.getpid(), 40)\n    "
@@ -91,21 +80,9 @@ def test_any_signal_is_a_crash_and_later_calls_are_made(stranger):
     assert (row.what, row.detail) == ("crashes", "signal 40")
 
 
-def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp_path):
-    """It ends before it has heard of the kernel, and its socket with it."""
-    program = tmp_path / "worker.py"
-    program.write_text("import os, sys\nos.close(int(sys.argv[1]))\nos._exit(3)")
-    monkeypatch.setattr(worker, "__file__", str(program))
-    for _ in range(3):  # the socket may still be there when the first order is sent
-        with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
-            IsolatedKernel(KernelRef.of("any:f")).wait()
-
-    def refuses(self, held):
-        raise BrokenPipeError
-
-    # It was gone before the first order.
-    monkeypatch.setattr("attention_check.isolation.isolated_kernel.socket.socket.sendall", refuses)
-    with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
+def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch):
+    monkeypatch.setattr(isolated_kernel, "INSIDE", "import os; os._exit(3)")
+    with pytest.raises(RuntimeError, match="^kernel: .* exit code 3, before it is imported"):
         IsolatedKernel(KernelRef.of("any:f")).wait()
 
 
@@ -134,11 +111,15 @@ def f(q, k, v, *, sinks, window=None, return_lse=False):
             fn, lambda q, k, v, sinks: right(q, k, v) * sinks[:, None, None]))  # fmt: skip
         pairs = zip(*(torch.autograd.grad(o, (*given, sinks), dO) for o in (ours, theirs)))
         assert torch.equal(ours, theirs) and all(torch.equal(a, b) for a, b in pairs)
+        o = fn(*given, sinks=sinks)
+        assert fn.calls not in fn.processes[-1].forget
+        del o
+        assert fn.calls in fn.processes[-1].forget
 
 
 ENDS = {  # finding -> its number, details, how many calls, and head_dim of the first
     "hangs_and_crashes": {"hangs": (1.0, [""], 1, 80), "crashes": (None, ["SIGSEGV"], 1, 104)},
-    "exits": {"exits": (0.0, ["", "sys.exit"], 2, 80)},
+    "exits": {"exits": (0.0, [""], 2, 80)},
 }
 
 
@@ -250,40 +231,23 @@ def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
 
 
 ANSWERS = {
-    "torch.zeros(1).expand(10**7, 10**7)": "of shape (10000000, 10000000), far more",
     "o.to_sparse()": "layout torch.sparse_coo",
     "o.to('meta')": "on meta, where one on cpu",
     "torch._neg_view(o)": "conjugate or negated view",
     "o.as_subclass(type('Own', (torch.Tensor,), {}))": "returns Own,",
     "[]": "returns list,",
     "[object()]": "returns list,",
-    "exec('raise type(chr(7) + chr(200), (BaseException,), dict(__str__=lambda _: 1 / 0))()')": r"raises \x07È: ",
-    "(_ for _ in ()).throw(KeyboardInterrupt('no'))": "raises KeyboardInterrupt: no",
     "exec('raise ValueError(chr(0xd800) + chr(13) * 2 + chr(27))')": r"raises ValueError: \ud800\r\r\x1b",
 }
 
 
-def test_hostile_answers_are_broken_in_words(stranger):
+def test_what_is_no_output_is_told_in_words(stranger):
     chosen = "".join(f"    if q.shape[-2] == {i + 1}: return {text}\n" for i, text in enumerate(ANSWERS))
-    with alone(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
+    with alone(stranger("odd", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
         for i, problem in enumerate(ANSWERS.values()):
             answer = call_kernel(fn, *draw(n=i + 1))
             assert answer.o is None and problem in answer.problem
         assert call_kernel(fn, *draw(n=64)).outcome == "answered" and not len(fn.conduct())
-
-
-def test_answers_that_are_none_end_the_process_and_not_the_judge(stranger):
-    """A kernel that finds the socket and speaks for the worker, or closes it."""
-    text = """
-def f(q, k, v):
-    line = {8: b'[]', 9: b'{"number": 1, "outcome": "answered", "state": []}', 10: b'x' * 2**21, 11: None}[q.shape[-2]]
-    os.write(int(sys.argv[1]), line + b'\\n') if line else os.close(int(sys.argv[1]))
-    return right(q, k, v)
-"""
-    for n in (8, 9, 10, 11):
-        with alone(stranger("speaks", text), 5) as fn:
-            answer = call_kernel(fn, *draw(n=n))
-            assert answer.outcome == Outcome.ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
 
 
 def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(stranger, monkeypatch):

@@ -82,7 +82,7 @@ def test_launches_are_noted_with_what_was_found():
     with pytest.raises(ValueError, match="accepted are one to three"):
         run(WRITE, threads=2000)
     (found,) = launches.taken()
-    assert (found["kernel"], found["launches"], found["grid"], found["block"]) == ("small", 2, [1, 1, 1], [64, 1, 1])
+    assert (found["kernel"], found["launches"], found["grid"], found["block"]) == ("small", 2, (1, 1, 1), (64, 1, 1))
     assert (found["static"], found["dynamic"], found["limit"]) == (512, 0, 163 << 10)
     assert found["race"].startswith("PTX:") and found["access"] == "" and found["unwritten"] is None
     assert found["failed"].startswith("block: got (2000,)")

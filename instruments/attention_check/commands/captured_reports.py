@@ -29,7 +29,7 @@ from attention_check.report.page import Report, write_report
 from attention_check.report.page_files import PageFiles
 from attention_check.report.tables import Section
 from fa_lib.execution import reader_modules
-from fa_lib.execution.untrusted import message, type_name
+from fa_lib.execution.untrusted import message
 from fa_lib.kernels.kernel_ref import KernelRef, label_of
 from fa_lib.kernels.rule import REFERENCE_KERNELS
 from fa_lib.numerics.formats import Format
@@ -126,7 +126,7 @@ def check_model(
                 with Runs() as runs, probe:
                     run()
         except (Exception, SystemExit) as error:
-            raise ValueError(f"function: {function} raises {type_name(error)}: {message(error)}") from error
+            raise ValueError(f"function: {function} raises {type(error).__name__}: {message(error)}") from error
     close, ways = furthest.table(), compared(runs.found, _say)
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close, ways)
     about = {"Model": function, "Package": package_of(KernelRef.of(function))} | circumstances("cpu")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fa_lib.commands.errors import EXIT_CODES, exit_on_error, say
+from fa_lib.commands.errors import EXIT_CODES, exit_on_error
 
 if TYPE_CHECKING:
     from attention_check.probe.named_tensors import Reading
@@ -26,8 +26,8 @@ def write_json(file: Path | None, record: dict) -> None:
             path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _judged(files, json_file, exit_code):
-    """Read a judgement from its files, print it, write its record, and end with the exit code that it asks for.
+def _judged(report, json_file, exit_code):
+    """Print a report's judgement, write its record, and end with the exit code that it asks for.
 
     Raises:
         typer.Exit: always, with the code.
@@ -36,13 +36,13 @@ def _judged(files, json_file, exit_code):
     from attention_check.report.sentences import judgement_lines
     from fa_lib.execution.untrusted import Untrusted
 
-    judgement, record = files.read_back()
-    write_json(json_file, record)
+    judgement = report.judgement
+    write_json(json_file, report.record)
     verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
     groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
     first, *lines = judgement_lines(judgement, lambda group, text: typer.style(text, fg=groups.get(group), bold=True))
     first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
-    typer.echo("\n".join([first, *lines, "", Untrusted(files.page)]))
+    typer.echo("\n".join([first, *lines, "", Untrusted(report.page)]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
     raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
 
@@ -197,16 +197,16 @@ def check_kernel(
                 from attention_check.commands.captured_reports import REFERENCE_KERNELS, check_tensors
 
                 reading = reading_of("", "bhsd", None, None, None, "", allow_large)
-                check_tensors(tensors, reading, out, (subject, *REFERENCE_KERNELS), device)
-            return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
-        files = PageFiles.of(out, ref.label)
-        files.clear()
+                report = check_tensors(tensors, reading, out, (subject, *REFERENCE_KERNELS), device)
+            return _judged(report, json_file, exit_code)
+        PageFiles.of(out, ref.label).clear()
         beside = nullcontext() if device != "cpu" else reference_worker(fresh)
         with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
             from attention_check.commands import reports
 
-            reports.check_kernel(subject, "quick" if quick else "report", out, device, seed=seed, arithmetic=arithmetic)
-        _judged(files, json_file, exit_code)
+            depth = "quick" if quick else "report"
+            report = reports.check_kernel(subject, depth, out, device, seed=seed, arithmetic=arithmetic)
+        _judged(report, json_file, exit_code)
 
 
 @app.command("tensors")
@@ -235,13 +235,11 @@ def check_tensors(
     """
     with exit_on_error(json_file):
         from attention_check.commands import captured_reports
-        from attention_check.report.page_files import PageFiles
         from fa_lib.kernels.kernel_ref import KernelRef
 
         names = dict(names=[*map(KernelRef.of, kernel)]) if kernel else {}
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
-        captured_reports.check_tensors(file, reading, out, device=device, **names)
-        _judged(PageFiles.of(out, file.stem), json_file, exit_code)
+        _judged(captured_reports.check_tensors(file, reading, out, device=device, **names), json_file, exit_code)
 
 
 @app.command("model")
@@ -266,14 +264,14 @@ def check_model(
     What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
     """
     with exit_on_error(json_file):
-        from functools import partial
+        from contextlib import redirect_stdout
 
-        from attention_check.commands.model_process import check_model as judged
+        from attention_check.commands import captured_reports
         from fa_lib.execution.reader_modules import module_name
         from fa_lib.kernels.kernel_ref import KernelRef
 
-        names = dict(names=[KernelRef.of(each).key for each in kernel]) if kernel else {}
-        files = judged(
-            module_name(function, "function"), out, partial(say, err=True), save=save, causal=causal, **names
-        )
-        _judged(files, json_file, exit_code)
+        names = dict(names=[*map(KernelRef.of, kernel)]) if kernel else {}
+        function = module_name(function, "function")
+        with redirect_stdout(sys.stderr):  # stdout is the judgement's
+            report = captured_reports.check_model(function, out, save, causal=causal, **names)
+        _judged(report, json_file, exit_code)

@@ -1,1 +1,1 @@
-"""A stranger's kernel, called in a separate process: it may hang, crash, print, exit or change torch's state."""
+"""A reader's kernel, called in a separate process: it may hang, crash, print, exit or change torch's state."""

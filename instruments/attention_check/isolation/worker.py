@@ -1,28 +1,24 @@
-"""The process in which a stranger's kernel runs: it imports the kernel, and answers calls. `process` starts it, by the
-path of this file, which therefore imports nothing of fa_lib.
-
-It is told what to do by pickles, and answers in lines of JSON: nothing of the stranger's is unpickled by who judges it.
-The tensors of both lie as raw bytes in two files that have no name: one that `process` writes, one that this writes.
-"""
+"""The process in which a reader's kernel runs: it imports the kernel, and answers calls. `isolated_kernel.Process`
+starts it. fa_lib is imported where the kernel does so, or a GPU is modelled."""
 
 import ctypes
 import importlib
 import inspect
-import json
 import logging
 import os
 import pickle
 import random
+import select
+import signal
 import socket
-import struct
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
-from operator import is_
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import torch
@@ -48,8 +44,62 @@ TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
 PATCHABLE = (torch, torch.Tensor, torch.nn.functional, torch.autograd, torch.linalg)
 OWN = ("manual_seed",)  # torch replaces it by itself, when torch._dynamo is imported
+WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a number -> dtype
 SMALLEST = 5e-324  # 0 times anything where denormal numbers are flushed
 DRAWS = ("torch's random numbers", "numpy's random numbers", "Python's random numbers")
+
+
+def _reduced_tensor(x):
+    return _tensor, (x.untyped_storage(), x.dtype, x.storage_offset(), tuple(x.shape), x.stride())
+
+
+def _tensor(raw, dtype, *lies):
+    return torch.empty(0, dtype=dtype, device=raw.device).set_(raw, *lies)
+
+
+def _reduced_storage(raw):
+    return _storage, (torch.empty(0, dtype=torch.uint8, device=raw.device).set_(raw).cpu().numpy(), f"{raw.device}")
+
+
+def _storage(content, device):
+    return torch.from_numpy(content).to(device, copy=True).untyped_storage()  # aligned as torch aligns it
+
+
+REDUCED = {torch.Tensor: _reduced_tensor, torch.nn.Parameter: _reduced_tensor, torch.UntypedStorage: _reduced_storage}
+
+
+def send(file: BinaryIO, message: Any) -> None:
+    """Write plain containers that hold tensors. Of a tensor its device, its strides and what it shares are kept."""
+    pickler = pickle.Pickler(file, protocol=5)
+    pickler.dispatch_table = REDUCED  # torch's own takes several times as long, and shares nothing
+    pickler.dump(message)
+    file.flush()
+
+
+def receive(file: BinaryIO) -> Any:
+    """Read what `send` wrote. An EOFError or pickle.UnpicklingError says that it ends before."""
+    return pickle.load(file)
+
+
+def tensors_of(args: Sequence, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Name -> tensor, of a call's arguments by position, from q on, and of its options."""
+    names = ["q", "k", "v", *(f"argument {place}" for place in range(4, len(args) + 1))]
+    return {name: x for name, x in (*zip(names, args), *options.items()) if isinstance(x, torch.Tensor)}
+
+
+def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Name -> the bits that a tensor has now."""
+    return {name: _bits(x).clone() for name, x in tensors.items()}
+
+
+def changed(tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of tensors that have other bits than before."""
+    return [name for name, x in tensors.items() if not torch.equal(_bits(x), before[name])]
+
+
+def _bits(x):
+    """As whole numbers, so that NaN equals itself."""
+    return x.detach().contiguous().view(WHOLE[x.element_size()])
 
 
 def unusable(o: torch.Tensor, device: torch.device) -> str:
@@ -78,112 +128,62 @@ class OwnPackages:
 
 def broken(error: BaseException) -> bool:
     """Whether a kernel did what no GPU allows, on the PTX machine (ptx_machine.Fault) or a GPU: that is no refusal."""
-    on_gpu = isinstance(error, RuntimeError) and any(words in _written(str, error, "") for words in ILLEGAL)
+    on_gpu = isinstance(error, RuntimeError) and any(words in _text(error) for words in ILLEGAL)
     return getattr(type(error), "malformed", False) is True or on_gpu
 
 
 class Worker:
-    """One kernel. fn: called fn(q, k, v, **options). watch: that has looked. inbox, outbox: descriptors of the files of
-    tensors."""
+    """Calls one kernel, fn(q, k, v, **options). graphs: of calls whose backward pass may come, by the call's number."""
 
-    def __init__(self, fn: Callable, watch: "Watch", inbox: int, outbox: int):
-        self.fn, self.watch, self.inbox, self.outbox, self.graphs = fn, watch, inbox, outbox, {}
+    def __init__(self, fn: Callable, watch: "Watch"):
+        self.fn, self.watch, self.graphs = fn, watch, {}
 
-    def answer(self, order: dict) -> dict:
-        """What is told of a call, or of its backward pass: outcome (of Outcome), results, changed, state, launches."""
-        for number in order["forget"]:
+    def answer(self, do: str, forget: Sequence[int], **given: Any) -> dict:
+        """What is told of a `call` or `backward`: answer; or problem; or raised. And state, launches."""
+        for number in forget:
             self.graphs.pop(number, None)
         try:
-            reply = self.call(order) if order["do"] == "call" else self.backward(order)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are the kernel's
-            reply = _raised(error)
-            if broken(error):
-                reply |= dict(outcome=Outcome.MALFORMED, problem=f"fails: {reply['text']}")
+            reply = getattr(self, do)(**given)
+        except SystemExit as error:
+            leave(error.code)
+        except Exception as error:
+            text = _text(error)
+            reply = dict(problem=f"fails: {text}") if broken(error) else dict(raised=f"{type(error).__name__}: {text}")
         machine = sys.modules.get("ptx_machine.launches")
         return reply | dict(state=self.watch.look(), launches=machine.taken() if machine else [])
 
-    def call(self, order: dict) -> dict:
-        tensors = self.read(order["storages"], order["tensors"])
-        before = [_bits(x).clone() for x in tensors]
-        options = {name: tensors[x] if kind == "tensor" else x for name, (kind, x) in order["options"].items()}
-        others = [options.pop(place) for place in [*options] if isinstance(place, int)]  # by position
-        wanted = [x for x, wants in zip(tensors, order["wants"]) if wants]
-        for x in wanted:
-            x.requires_grad_()
-        o = self.fn(*tensors[:3], *others, **options)
-        several = isinstance(o, (tuple, list))
-        results = list(o[:RESULTS]) if several else [o]
+    def call(self, number: int, args: Sequence, options: Mapping[str, Any], wants: Sequence[bool]) -> dict:
+        """wants: of which of its tensors gradients may be asked for."""
+        given = tensors_of(args, options)
+        before = copies(given)
+        wanted = [x.requires_grad_() for x, wants_grad in zip(given.values(), wants) if wants_grad]
+        device = args[0].device
+        o = self.fn(*args, **options)
+        results = o[:RESULTS] if isinstance(o, (tuple, list)) else [o]
         if not results or not isinstance(results[0], torch.Tensor):
-            return dict(outcome=Outcome.MALFORMED, problem=f"returns {type(o).__name__}, where a tensor is due")
+            return dict(problem=f"returns {type(o).__name__}, where a tensor is due")
         results = [x for x in results if isinstance(x, torch.Tensor)]
-        for x in results:
-            if problem := unusable(x, tensors[0].device):
-                return dict(outcome=Outcome.MALFORMED, problem=problem)
-        if sum(x.nbytes for x in results) > order["most"]:
-            problem = f"returns {results[0].dtype} of shape {tuple(results[0].shape)}, far more than is due"
-            return dict(outcome=Outcome.MALFORMED, problem=problem)
+        if problems := [problem for x in results if (problem := unusable(x, device))]:
+            return dict(problem=problems[0])
+        if names := changed(given, before):
+            return dict(problem=f"changes its inputs: {', '.join(names)}")
         if wanted:
-            self.graphs[order["number"]] = results, wanted, tensors, before
-        changed = [i for i, (x, was) in enumerate(zip(tensors, before)) if not torch.equal(_bits(x), was)]
-        return dict(outcome=Outcome.ANSWERED, several=several, results=self.write(results), changed=changed)
+            self.graphs[number] = results, wanted, given, before
+        return dict(answer=(*map(_plain, results),) if isinstance(o, (tuple, list)) else _plain(o))
 
-    def backward(self, order: dict) -> dict:
-        results, wanted, inputs, before = self.graphs.pop(order["graph"])
-        pairs = list(zip(results, self.read(order["storages"], order["tensors"])))
+    def backward(self, number: int, gradients: Sequence[torch.Tensor]) -> dict:
+        """gradients: of its results."""
+        results, wanted, given, before = self.graphs.pop(number)
+        pairs = [*zip(results, gradients)]
         pairs = [(x, dx) for x, dx in pairs if x.requires_grad] or pairs
-        inputs, before = [*inputs[:3], *(dx for _, dx in pairs)], [*before[:3], *(_bits(dx).clone() for _, dx in pairs)]
+        upstream: dict[str, torch.Tensor] = dict(zip(("dO", "dlse"), gradients))
+        given, before = given | upstream, before | copies(upstream)
         grads = torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
-        for name, x, was in zip(("q", "k", "v", *["dO"] * len(pairs)), inputs, before):
-            if not torch.equal(_bits(x), was):
-                return dict(outcome=Outcome.MALFORMED, problem=f"changes {name} in its backward pass")
-        for g in grads:
-            if problem := unusable(g, wanted[0].device):
-                return dict(outcome=Outcome.MALFORMED, problem=f"{problem} (a gradient)")
-        return dict(outcome=Outcome.ANSWERED, several=True, results=self.write(grads), changed=[])
-
-    def read(self, storages: list[tuple[int, int, str]], tensors: list[dict]) -> list[torch.Tensor]:
-        """Tensors as they lie in memory over there: their strides, and what they share."""
-        contents = []
-        for start, size, device in storages:
-            raw = torch.empty(size, dtype=torch.uint8)
-            read_at(self.inbox, raw, start)
-            contents.append(raw.to(device))
-        found = []
-        for each in tensors:
-            raw = contents[each["storage"]]
-            x = torch.empty(0, dtype=each["dtype"], device=raw.device)
-            found.append(x.set_(raw.untyped_storage(), each["offset"], each["shape"], each["stride"]))
-        return found
-
-    def write(self, results) -> list[dict]:
-        """What is said of each tensor; its bytes go to the file."""
-        specs, start = [], 0
-        for x in results:
-            specs.append(dict(dtype=f"{x.dtype}", shape=[*x.shape], start=start, size=x.nbytes))
-            write_at(self.outbox, _bits(x), start)
-            start += x.nbytes
-        return specs
-
-
-def write_at(file: int, content: torch.Tensor, start: int) -> None:
-    """Write bytes, uint8 (n,) on the CPU, to a file from a place on."""
-    view, done = memoryview(content.numpy().data), 0
-    while done < len(view):
-        done += os.pwrite(file, view[done:], start + done)
-
-
-def read_at(file: int, content: torch.Tensor, start: int) -> None:
-    """Fill a tensor of bytes, uint8 (n,) on the CPU, from a place of a file on.
-
-    Raises:
-        ValueError: the file ends before.
-    """
-    view, done = memoryview(content.numpy().data), 0
-    while done < len(view):
-        got = os.preadv(file, [view[done:]], start + done)
-        if not got:
-            raise ValueError("it has written less than it says")
-        done += got
+        if names := changed(given, before):
+            return dict(problem=f"changes {', '.join(names)} in its backward pass")
+        if problems := [problem for g in grads if (problem := unusable(g, wanted[0].device))]:
+            return dict(problem=f"{problems[0]} (a gradient)")
+        return dict(answer=[*map(_plain, grads)])
 
 
 def state() -> dict:
@@ -214,27 +214,28 @@ class Watch:
     def look(self) -> list[str]:
         """Names of what is no longer as it was at the last look; of functions those that others stand in for."""
         was, self.state = self.state, state()
-        changed = [name for name in was if was[name] != self.state[name]]
-        for of, function in self.functions.items():
-            now = vars(of)
-            if len(now) == len(function) and all(map(is_, now.values(), function.values())):
+        names = [name for name in was if was[name] != self.state[name]]
+        for of, functions in self.functions.items():
+            now = dict(vars(of))
+            if now == functions:
                 continue
-            gone = {name: fn for name, fn in function.items() if now.get(name) is not fn}
-            other = [name for name, fn in gone.items() if callable(fn) and not isinstance(fn, type)]
-            inherited = {name for base in getattr(of, "__mro__", ())[1:-1] for name in vars(base)}
-            other += [name for name in now if name not in function and name in inherited]
-            changed += [f"{of.__name__}.{name}" for name in other if name not in OWN]
-            self.functions[of] = dict(now)
-        return changed
+            inherited = getattr(of, "__base__", None)
+            for name, fn in now.items():
+                before = functions.get(name, getattr(inherited, name, fn))
+                replaced = before is not fn and callable(before) and not isinstance(before, type)
+                names += [f"{of.__name__}.{name}"] * (replaced and name not in OWN)
+            self.functions[of] = now
+        return names
 
 
-def parameters(fn: Callable) -> list[list] | None:
-    """Name, kind and whether it has a default, of each parameter; None where a kernel keeps its signature to itself."""
+def signature_of(fn: Callable) -> inspect.Signature | None:
+    """A kernel's signature with None for each default, and without annotations; None where it tells none."""
     try:
-        signature = inspect.signature(fn).parameters.values()
+        found = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return None
-    return [[p.name, int(p.kind), p.default is not p.empty] for p in signature]
+    bare = [(p.name, p.kind, p.empty if p.default is p.empty else None) for p in found]
+    return inspect.Signature([inspect.Parameter(name, kind, default=default) for name, kind, default in bare])
 
 
 def function_of(module: str, function: str, gpu: str) -> Any:
@@ -246,82 +247,68 @@ def function_of(module: str, function: str, gpu: str) -> Any:
     return KernelRef(module, function, gpu).imported()
 
 
-def serve(orders: int, inbox: int, outbox: int) -> None:
-    """Import the kernel that the first order names, and answer the others until there are none.
+def serve(descriptor: int, kernel: Mapping[str, str], threads: int, path: list[str]) -> None:
+    """Import a kernel, and answer orders until there is None.
 
     Args:
-        orders: descriptor of a socket. inbox, outbox: of the files of tensors.
+        descriptor: of a socket. kernel: as `function_of` takes it. path: its sys.path.
     """
-    channel = socket.socket(fileno=orders)
-    first = _next(channel)
-    assert first is not None, "no order"
-    sys.path[:] = first["path"]
+    end = socket.socket(fileno=descriptor)
+    file: Any = end.makefile("rwb")
+    threading.Thread(target=_end_with_the_judge, args=(end,), daemon=True).start()
+    os.register_at_fork(after_in_child=lambda: os.close(descriptor))  # else a crash would not close it
+    sys.path[:] = path
     sys.meta_path.insert(0, OwnPackages)
-    torch.set_num_threads(first["threads"])
-    _tell(channel, dict(outcome=Outcome.ANSWERED, number=0, state=[]))
+    torch.set_num_threads(threads)
     teller = logging.Handler(logging.INFO)
-    teller.emit = lambda record: _tell(channel, dict(note=record.getMessage()))
+    teller.emit = lambda record: send(file, dict(note=record.getMessage()))
     logging.getLogger(MACHINE).addHandler(teller)
     logging.getLogger(MACHINE).setLevel(logging.INFO)
-    watch, reply = Watch(), dict(outcome=Outcome.ANSWERED)
+    send(file, {})
+    watch = Watch()
+    fn: Any = None
     try:
-        fn = function_of(**{name: first[name] for name in ("module", "function", "gpu")})
-    except BaseException as error:
-        reply = _raised(error) | dict(text=_written(repr, error, _name(error)))
-    else:
+        fn = function_of(**kernel)
         doc = f"{getattr(fn, '__doc__', None) or ''}"[:TEXT]  # of built-in functions it has the parameters
-        reply |= dict(callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn), doc=doc)
-    _tell(channel, reply | dict(number=0, state=watch.look()))
-    worker = Worker(fn, watch, inbox, outbox) if reply["outcome"] == Outcome.ANSWERED else None
-    while worker and (order := _next(channel)):
-        _tell(channel, worker.answer(order) | dict(number=order["number"]))
+        reply = dict(callable=callable(fn), type=type(fn).__name__, signature=signature_of(fn), doc=doc)
+    except SystemExit as error:
+        leave(error.code)
+    except Exception as error:
+        reply = dict(raised=repr(error)[:TEXT])
+    send(file, reply | dict(state=watch.look()))
+    worker = Worker(fn, watch)
+    while order := receive(file):
+        send(file, worker.answer(**order))
+    leave()
+
+
+def leave(code: object = None) -> NoReturn:
+    """End the process as sys.exit does, but without what others do at exit: it may take long, or set another code."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # what C code has printed
-    os._exit(0)  # the stranger's atexit has no say
+    os._exit(code if isinstance(code, int) else code is not None)
 
 
-def _next(channel):
-    """The next order; None where there is none any more."""
-    head = _exactly(channel, 8)
-    return pickle.loads(_exactly(channel, *struct.unpack("<Q", head))) if head else None
+def _end_with_the_judge(end):
+    """Wait until the other end is closed, and end this process and those that it has started."""
+    other = select.poll()
+    other.register(end, 0)
+    other.poll()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _exactly(channel, size):
-    received = b""
-    while len(received) < size:
-        got = channel.recv(size - len(received))
-        if not got:
-            return b""
-        received += got
-    return received
-
-
-def _tell(channel, told):
-    channel.sendall(json.dumps(told).encode() + b"\n")
-
-
-def _bits(x):
-    """The bytes of a tensor's values, one after the other, on the CPU."""
-    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _raised(error):
-    text = _written(str, error, "")
-    return dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=text)
-
-
-def _name(error):
-    return _written(lambda one: type(one).__name__, error, "an error without a name")
-
-
-def _written(write, error, otherwise):
-    """A text of an error of the stranger's, which may not even be printed."""
+def _text(error):
+    """The text of an error; of some it cannot be written."""
     try:
-        return f"{write(error)}"[:TEXT]
-    except BaseException:
-        return otherwise
+        return str(error)[:TEXT]
+    except Exception:
+        return ""
 
 
-if __name__ == "__main__":
-    serve(*map(int, sys.argv[1:]))
+def _plain(x):
+    """A tensor's values, one after the other, in a storage of their own size."""
+    x = x.detach().contiguous()
+    return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()

@@ -20,7 +20,7 @@ from attention_check.probe.capture import Capture
 from attention_check.probe.sampling import Sample, not_finite, sampled, shares_seen, size
 from attention_check.probe.skipped import Why, line
 from fa_lib import kernels
-from fa_lib.execution.untrusted import message, type_name
+from fa_lib.execution.untrusted import message
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import baseline_for, eager_baseline
 from fa_lib.numerics.formats import Format
@@ -225,7 +225,7 @@ class Probe(TorchFunctionMode):
 
     def _skip(self, kernel, why):
         if isinstance(why, Exception):  # lengths and counts would make every call another reason
-            name = "" if isinstance(why, KernelError) else f"{type_name(why)}: "
+            name = "" if isinstance(why, KernelError) else f"{type(why).__name__}: "
             why = re.sub(r"\d+", "#", name + message(why))
         key = kernel, why
         self.skipped[key if key in self.skipped or len(self.skipped) < 100 else (kernel, "other reasons")] += 1

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from attention_check.probe.call_sites import CallTracker, SdpaArguments, observing_sdpa, restored
-from fa_lib.execution.untrusted import message, type_name
+from fa_lib.execution.untrusted import message
 
 SDPA = F.scaled_dot_product_attention
 KEPT, MODELS, ENTRIES, PAIRS = 16, 4, 4, 4  # runs; models; entries of a batch that run alone; prompts that occur twice
@@ -239,7 +239,7 @@ def compared(runs: list[Run], say: Callable[[str, int], Any] = lambda way, entry
         try:
             rows.append(row | _first(one(), other(), base))
         except Exception as error:  # of a stranger's model
-            rows.append(row | dict(why=f"{type_name(error)}: {message(error)}"))
+            rows.append(row | dict(why=f"{type(error).__name__}: {message(error)}"))
         if way == "again" and rows[-1]["differs"]:  # what is random differs in every way
             if any(run.model.training for run in runs):
                 rows[-1] |= dict(differs=False, why="something in it is random, as dropout in training is")

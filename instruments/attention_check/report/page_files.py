@@ -1,13 +1,12 @@
-"""The files of a judgement: an old one's go before a new one begins, and what was written is read back."""
+"""The files of a judgement: an old one's go before a new one begins."""
 
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attention_check.judge.findings import Judgement
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import reports
 
@@ -57,22 +56,3 @@ class PageFiles:
             path.write_text(json.dumps(record, indent=1) + "\n")
         with replacing(self.page) as path:
             path.write_text(page, encoding="utf-8")
-
-    def read_back(self) -> tuple[Judgement, dict[str, Any]]:
-        """The judgement that the files hold, and its record.
-
-        Raises:
-            OSError, ValueError: there is none, or it contradicts itself.
-        """
-        if not self.page.exists():
-            raise OSError(f"{self.page}: no page was written")
-        path = self.folder / RECORD
-        try:
-            record = json.loads(path.read_text())
-            judgement = Judgement.of(record)
-        except (KeyError, TypeError, ValueError) as error:
-            got = f"got {type(error).__name__} reading it"
-            raise ValueError(f"{path}: {got}; accepted is a judgement's record") from error
-        if judgement.verdict.value != record.get("verdict"):
-            raise ValueError(f"{path}: its findings and its verdict contradict each other")
-        return judgement, record
