@@ -26,6 +26,7 @@ from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import of_conduct
+from attention_check.measure.capability import masks_by_default
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.report.sentences import judgement_text
@@ -84,6 +85,16 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch):
     monkeypatch.setattr(isolated_kernel, "INSIDE", "import os; os._exit(3)")
     with pytest.raises(RuntimeError, match="^kernel: .* exit code 3, before it is imported"):
         IsolatedKernel(KernelRef.of("any:f")).wait()
+
+
+def test_a_kernel_that_masks_by_default_is_known_as_one(stranger):
+    name = stranger("by_default", """
+def f(q, k, v, causal=True, scale=None, size=3):
+    return right(q, k, v)
+""")  # fmt: skip
+    with alone(name) as fn:
+        assert [each.default for each in inspect.signature(fn).parameters.values()][3:] == [True, None, None]
+        assert masks_by_default(fn)
 
 
 def test_what_crosses_has_the_same_bits_there_and_back(stranger):

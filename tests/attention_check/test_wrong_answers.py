@@ -296,7 +296,7 @@ def test_a_row_that_lacks_one_key_is_wrong_and_a_cache_of_four_bits_is_not():
 
     low = lambda x: q4_0(x.double()).to(x.dtype)  # noqa: E731
     wrong = {row["asked"] for row in contract(lacks_a_key) if row["outcome"] == "wrong"}
-    assert wrong == {"causal_length_203", "causal_one_query", "window_length_203", "window_first"}
+    assert wrong == {"causal_length_203", "causal_one_query", "causal_one_key", "window_length_203", "window_first"}
     rows = contract(lambda q, k, v: baseline_for(BF16)(q, low(k), low(v)))
     assert {row["outcome"] for row in rows} <= {"answered", "refused"}
 
@@ -310,9 +310,11 @@ def test_a_version_for_one_format_and_one_class_of_lengths_is_seen():
         return {row["asked"] for row in contract(kernel) if row["outcome"] == "wrong"}
 
     assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_kv % 16 == 0 or not causal) == {
-        "causal_length_203", "causal_one_query",
+        "causal_length_203", "causal_one_query", "causal_one_key",
     }  # fmt: skip
-    assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1) == {"one_key"}
+    assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1) == {
+        "one_key", "causal_one_key",
+    }  # fmt: skip
     assert "fewer_queries" in wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1)
 
 

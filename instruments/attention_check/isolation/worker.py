@@ -229,12 +229,14 @@ class Watch:
 
 
 def signature_of(fn: Callable) -> inspect.Signature | None:
-    """A kernel's signature with None for each default, and without annotations; None where it tells none."""
+    """A kernel's signature without annotations, and with None for each default that is no truth value; None where it
+    tells none."""
     try:
         found = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return None
-    bare = [(p.name, p.kind, p.empty if p.default is p.empty else None) for p in found]
+    kept = (True, False, inspect.Parameter.empty)
+    bare = [(p.name, p.kind, next((x for x in kept if p.default is x), None)) for p in found]
     return inspect.Signature([inspect.Parameter(name, kind, default=default) for name, kind, default in bare])
 
 

@@ -96,14 +96,9 @@ RACES = "watch_races"  # what is asked of GPU kernels in the machine, and the op
 WATCHED = Call(RACES, 64, 192, 1, 1)  # numpy runs it
 WINDOW_LEFT = "window_left"
 OFF_TILES = "length_203"  # a block of keys and one of queries is not full
-IN_EVERY_FORMAT = (
-    OFF_TILES,
-    f"causal_{OFF_TILES}",
-    "one_key",
-    FEWER,
-    CAUSAL_ONE,
-)  # of 16 bits: Triton compiles a version
-# for each class of lengths (1, a multiple of 16, another one) and format
+IN_EVERY_FORMAT = (  # of 16 bits: Triton compiles a version for each class of lengths (1, a multiple of 16, another one)
+    OFF_TILES, f"causal_{OFF_TILES}", "one_key", "causal_one_key", FEWER, CAUSAL_ONE,
+)  # fmt: skip
 
 
 def _options(n) -> dict[str, dict[str, Any]]:
@@ -164,6 +159,7 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
     Capability(Call("gqa_uneven", 256, 256, heads=6), ("gqa",)),  # 3 heads of Q share a key head: no power of two
     *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),
     Capability(Call(WINDOW_LEFT, 256, 256, options=dict(window=(4, 0)))),  # fewer keys than a kernel may have parts
+    _two("causal", "one_key", 1, 1, causal=True),
     _two("gqa", OFF_TILES, 203, 203, heads=4),
     *(_two(key, OFF_TILES, 203, 203, **option) for key, option in _options(203).items()),
     Capability(Call("boolean_mask_first", 64, 1300, options=dict(mask=_hidden_first(False))), ("boolean_mask",)),
