@@ -96,7 +96,7 @@ RACES = "watch_races"  # what is asked of GPU kernels in the machine, and the op
 WATCHED = Call(RACES, 64, 192, 1, 1)  # numpy runs it
 WINDOW_LEFT = "window_left"
 OFF_TILES = "length_203"  # a block of keys and one of queries is not full
-IN_EVERY_FORMAT = (  # of 16 bits: Triton compiles a version for each class of lengths (1, a multiple of 16, another one)
+IN_EVERY_FORMAT = (  # of 16 bits: Triton compiles a version for each class of lengths (1, multiples of 16, others)
     OFF_TILES, f"causal_{OFF_TILES}", "one_key", "causal_one_key", FEWER, CAUSAL_ONE,
 )  # fmt: skip
 
