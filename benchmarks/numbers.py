@@ -204,13 +204,13 @@ def of_the_gpu_changes():
     launched = rows[rows.launched != "0"]
     (every, ran), now = (gpu_mutations.score(each) for each in (rows, launched)), (rows.now == Verdict.FAILS).sum()
     counts = [(each.failed, each.severe, each.low, each.high) for each in (every.iloc[-1], ran.iloc[-1])]
-    (k, n, *_), (_, of, *_) = counts
+    (k, n, *_), (seen, of, *_) = counts
     shares = [f"{100 * a / b:.0f} % ({100 * low:.0f} to {100 * high:.0f})" for a, b, low, high in counts]
-    kernels = [f"{own.failed} of {own.severe}" for name in ("cuda", "triton", "flashinfer", "llama")
+    kernels = [f"{own.failed} of {own.severe}" for name in ("cuda", "triton", "flashinfer", "llama", "flash_attn")
                for _, own in gpu_mutations.score(rows[rows.of == name]).tail(1).iterrows()]  # fmt: skip
     kinds = ", ".join(f"{own.kind} {own.failed} of {own.severe}" for own in ran.iloc[:-1].itertuples())
     found = [f"{len(rows)}", f"{k} of {n}", shares[0], f"{n - k}", f"{now} of the {n - k}"]
-    return [*found, f"{n - of}", f"{k} of {of}", shares[1], *kernels, kinds]
+    return [*found, f"{n - k - of + seen}", f"{seen} of {of}", shares[1], *kernels[:4], kinds, *kernels[4:]]
 
 
 @number
