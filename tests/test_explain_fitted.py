@@ -207,7 +207,7 @@ def test_int8_in_blocks_is_precision():
     low = [torch.stack([in_blocks(head, 64) for head in x[0]])[None]
            for x in (q.double(), k.double() - k.double().mean(2, keepdim=True))]  # fmt: skip
     found = fa_lib.explain(q, k, v, (torch.softmax(low[0] @ low[1].mT / 8, -1) @ v.double()).to(q.dtype))
-    said = "q and k in INT8 (K less its mean over keys) in blocks of 64 queries and 64 keys"
+    said = "q and k in INT8, K less its mean over keys, in blocks of 64 queries and 64 keys"
     assert found.verdict == Verdict.PRECISION and said in f"{found}", f"{found}"
 
 

@@ -42,7 +42,7 @@ FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays
 INT8_BLOCKS = {  # as SageAttention has them: a format's name -> queries and keys of a block with one scale, smooth
     f"{name} in blocks of {n_q} queries and {n_kv} keys": (n_q, n_kv, name != "INT8")
-    for name, n_q, n_kv in product(("INT8", SMOOTH), (128, 64, 32), (64, 128))
+    for name, n_q, n_kv in product(("INT8", f"{SMOOTH},"), (128, 64, 32), (64, 128))
 }
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {  # as caches hold k and v; of floats without a scale, or one of 1
     "Q8_0": q8_0, "Q4_0": q4_0, "INT8": partial(by_row, most=127), "INT4": partial(by_row, most=7),

@@ -17,7 +17,7 @@ LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called 
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
 SAME = 1.1  # times the other's error: two outputs that are as near
-LESS_MEAN = "INT8 (K less its mean over keys)"  # SMOOTH, of a Cause
+LESS_MEAN = "INT8, K less its mean over keys"  # SMOOTH, of a Cause
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
     Verdict.CONVENTION: "The output is right under another convention than yours: choose one of the two.",
