@@ -177,6 +177,9 @@ def in_parts():
     turned = [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()]
     roped = attention((q, torch.cat(turned, -1).to(k.dtype), v), causal=True)
     yield "RoPE", roped, dict(causal=True), "with RoPE on k once more (base 10,000"
+    cached = torch.cat([torch.cat(turned, -1).to(k.dtype)[:, :, :192], k[:, :, 192:]], 2)
+    said = "with RoPE once more on the keys before 192 (base 10,000"
+    yield "RoPE of a cache", attention((q, cached, v), causal=True), dict(causal=True), said
     yield "mask and causal", causal, dict(mask=seen), "BUG: o is attention with a causal mask."
     yield "denied", causal, dict(causal=False), "BUG: o is attention with a causal mask."
     yield "four times", attention((q, k, v), sinks=sinks + math.log(4)), dict(sinks=sinks), "its sinks count 4 times"

@@ -1,6 +1,7 @@
 """The conventions that a call of attention may follow, likely ones first, and the option that selects each one."""
 
 import math
+import re
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from attention_check.conventions.attention import Dialect
-from attention_check.conventions.reading import BASES, FURTHER, PAIRS, ROPE, ROTATED, CapturedCall
+from attention_check.conventions.reading import BASES, BEFORE, FROM, FURTHER, PAIRS, ROPE, ROTATED, CapturedCall
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,17 @@ def _of_sources(sources):
     return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of {of}"])
 
 
+def _turned(which: str, pairs: str, base: str) -> str:
+    """Of a role with RoPE that has a number."""
+    name, number = re.fullmatch(r"([a-z]+)(-?\d+)", which).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    count, side = abs(int(number)), "too far" if int(number) > 0 else "too few"
+    words = {
+        FURTHER: f"q turned by RoPE {count} position{'s' * (count > 1)} {side}",
+        BEFORE: f"RoPE once more on the keys before {count}", FROM: f"RoPE once more on the keys from {count} on",
+    }[name]  # fmt: skip
+    return f"with {words} (base {float(base):,.0f}, features {PAIRS[pairs]} together)"
+
+
 def what(dialect: Mapping[str, Any]) -> str:
     """The changes of a Dialect in words: "attention without the mask, with the scale 1"."""
     names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
@@ -266,11 +278,8 @@ def what(dialect: Mapping[str, Any]) -> str:
     for aspect, words in FITTED.items():
         if isinstance(value := dialect.get(aspect), float) and (aspect, value) not in BY_CHOICE:
             names.append(words.format(value, keys=math.exp(min(value, 99.0)) if aspect == "sink" else 0))
-    if (role := str(dialect.get("roles", ""))).startswith(further := f"{ROPE}{FURTHER}"):
-        by, pairs, base = role.removeprefix(further).split("_")
-        count, side = abs(int(by)), "too far" if int(by) > 0 else "too few"
-        turned = f"with q turned by RoPE {count} position{'s' * (count > 1)} {side}"
-        names.append(f"{turned} (base {float(base):,.0f}, features {PAIRS[pairs]} together)")
+    if (role := str(dialect.get("roles", ""))) not in (each.choice for each in CONVENTIONS) and role.startswith(ROPE):
+        names.append(_turned(*role.removeprefix(ROPE).split("_")))
     if "keys" in dialect:
         first, end = dialect["keys"]
         names.append(f"of keys {first} to {end - 1} alone")

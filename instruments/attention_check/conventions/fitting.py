@@ -11,7 +11,18 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, changed, scores, weights
-from attention_check.conventions.reading import BASES, FURTHER, NORMED, PAIRS, ROPE, CapturedCall, Reader, Unfit
+from attention_check.conventions.reading import (
+    BASES,
+    BEFORE,
+    FROM,
+    FURTHER,
+    NORMED,
+    PAIRS,
+    ROPE,
+    CapturedCall,
+    Reader,
+    Unfit,
+)
 from attention_check.conventions.search import FEW, NEAR, Fit, rounding_of
 
 SCORES = 2**14  # of rows that numbers are fitted to
@@ -181,7 +192,7 @@ def _discrete(reader, samples, believed) -> Iterator[Rated]:
     for base in (sample.base for sample in samples):
         try:
             made = [*_windows(few, base), _range(few, base), _heads(few.call, base), own_sources(few.call, base)]
-            made += [_further(few, base)] if base == Dialect() else []
+            made += [_further(few, base), _part_turned(few, base)] if base == Dialect() else []
         except Unfit:
             continue
         for dialect in made:  # of one query, a window and a range of keys are the same: a window is likelier
@@ -344,6 +355,25 @@ def _further(few, base):
         if error.min() < best[0]:
             by = int(at[error.argmin()])
             best = error.min().item(), replace(base, roles=f"{ROPE}{FURTHER}{by}_{pairs}_{of_base}") if by else base
+    return best[1]
+
+
+def _part_turned(few, base):
+    """RoPE turns the first keys once more, as those of a cache, or the last ones."""
+    rows, best = _narrow(few.rows(base)), (math.inf, base)
+    for pairs, of_base in product(PAIRS, BASES):
+        turned = few.rows(replace(base, roles=f"{ROPE}k_{pairs}_{of_base}"))
+        both = [scores(each) for each in (rows, turned)]
+        m = torch.maximum(*both).amax(-1, keepdim=True)
+        own, other = (torch.exp(S - m.where(m > -math.inf, 0.0)) for S in both)  # (entries, heads, rows, n_kv)
+        for side, (first, last) in ((BEFORE, (other, own)), (FROM, (own, other))):
+            change = first - last  # of the weights before a key, (l) and (l V) for each key
+            l = last.sum(-1, keepdim=True) + change.cumsum(-1)
+            lv = (last @ rows.v)[..., None, :] + (change[..., None] * rows.v[:, :, None]).cumsum(-2)
+            error = (lv / l.clamp(min=TINY)[..., None] - rows.o[..., None, :]).square().sum((0, 1, 2, 4))  # (n_kv,)
+            key = int(error.argmin()) + 1
+            if error.min() < best[0] and key < rows.shape[3]:
+                best = error.min().item(), replace(base, roles=f"{ROPE}{side}{key}_{pairs}_{of_base}")
     return best[1]
 
 

@@ -38,6 +38,7 @@ ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the
 ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
            "k": "k once more", "other": "q in other pairs of features than k's"}  # fmt: skip
 FURTHER = "further"  # in place of a key of ROTATED, with a number of positions behind it: q is rotated so many more
+BEFORE, FROM = "kbefore", "kfrom"  # the same, with a key behind it: "k" for the keys before it, or from it on
 PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features that are rotated together
 BASES = "1e4", "5e5", "1e6"
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
@@ -194,6 +195,9 @@ def _rotated(q, k, roles, at):
     sign, keys = -1 if what == "neither" else 1, torch.arange(k.shape[-2])
     if what.startswith(FURTHER):
         return rotated(q, torch.full_like(at, int(what.removeprefix(FURTHER)))), k
+    if side := next((side for side in (BEFORE, FROM) if what.startswith(side)), ""):
+        part = (keys < int(what.removeprefix(side))) == (side == BEFORE)
+        return q, rotated(k, keys).where(part[:, None], k)
     if what == "other":
         return rotated(rotated(q, -at), at, next(each for each in PAIRS if each != pairs)), k
     return q if what == "k" else rotated(q, sign * at), k if what == "q" else rotated(k, sign * keys)
