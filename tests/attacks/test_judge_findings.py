@@ -58,7 +58,7 @@ def test_noise_is_told_as_noise_and_not_as_a_carry():
 def test_a_factor_is_told_as_a_factor_and_not_as_a_carry():
     """5."""
     kernels.register("times 1.15", louder)
-    judgement = judge_kernel("times 1.15", examine("times 1.15", TINY, beside=()))
+    judgement = judge_kernel("times 1.15", examine("times 1.15", TINY))
     findings = {each.what: each for each in judgement.findings}
     assert judgement.verdict == Verdict.FAILS and findings["error"].severity == Severity.FAILS
     assert findings["scale"].number == pytest.approx(1.15, abs=0.003) and judgement.carries is None

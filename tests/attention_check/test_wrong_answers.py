@@ -310,12 +310,12 @@ def test_a_version_for_one_format_and_one_class_of_lengths_is_seen():
         return {row["asked"] for row in contract(kernel) if row["outcome"] == "wrong"}
 
     assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_kv % 16 == 0 or not causal) == {
-        "causal_length_203", "causal_one_query", "causal_one_key",
+        "causal_length_203 in FP16", "causal_one_query in FP16", "causal_one_key in FP16",
     }  # fmt: skip
     assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1) == {
-        "one_key", "causal_one_key",
+        "one_key in FP16", "causal_one_key in FP16",
     }  # fmt: skip
-    assert "fewer_queries" in wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1)
+    assert "fewer_queries in FP16" in wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1)
 
 
 def test_a_softcap_whose_tanh_overflows_is_seen():

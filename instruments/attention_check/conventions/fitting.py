@@ -32,7 +32,7 @@ FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
 SOURCES = 2**20  # heads of q times those of k, times keys: more are not tried with each other
 NEAREST = 3  # dialects beside which numbers are fitted
-OFFSETS, TURNED = 128, 2**16  # positions that RoPE may be off; features of q times keys: with more, none is tried
+OFFSETS, TURNED = 128, 2**19  # positions that RoPE may be off; features of q times keys: with more, none is tried
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
@@ -342,8 +342,8 @@ def _further(few, base):
     d, n_kv = rows.q.shape[-1] // 2 * 2, rows.shape[3]
     if d * n_kv > TURNED or not d:
         return base
-    best, at = (math.inf, base), torch.arange(-OFFSETS, OFFSETS + 1).double()
-    for pairs, of_base in product(PAIRS, BASES):
+    best, offsets = (math.inf, base), torch.arange(-OFFSETS, OFFSETS + 1).double().split(max(SCORES // n_kv, 1))
+    for pairs, of_base, at in product(PAIRS, BASES, offsets):
         (a, b), (x, y) = (
             (z[..., : d // 2], z[..., d // 2 : d]) if pairs == "halves" else (z[..., :d:2], z[..., 1:d:2])
             for z in (rows.q[..., None, :], rows.k[:, :, None])
@@ -361,6 +361,8 @@ def _further(few, base):
 def _part_turned(few, base):
     """RoPE turns the first keys once more, as those of a cache, or the last ones."""
     rows, best = _narrow(few.rows(base)), (math.inf, base)
+    if rows.q.shape[-1] * rows.shape[3] > TURNED:
+        return base
     for pairs, of_base in product(PAIRS, BASES):
         turned = few.rows(replace(base, roles=f"{ROPE}k_{pairs}_{of_base}"))
         both = [scores(each) for each in (rows, turned)]

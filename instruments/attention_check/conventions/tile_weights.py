@@ -23,6 +23,7 @@ KEYS = 4.0  # that share a tile's weight, in the mean over a row's tiles: with f
 MOST = 4  # tiles that are listed
 LUCK = 0.02  # that the sinks of as many heads are others' by chance, at most
 NEAR_SINK = 0.05  # of a sink's logit, that one which is read off row sums may be off
+MOST_AGAIN = 5.0  # log of how often sinks count
 TINY = 1e-300
 
 
@@ -172,9 +173,9 @@ def _of_sinks(rows, times, counted, sinks):
     large = own.isfinite() & (torch.maximum(own, due) - believed > math.log(LEAST))  # a share that can be told
     heads = at[large].unique().tolist()
     found = {head: own[large & (at == head)].median() for head in heads}
-    again = [(x - rows.sinks[0, head, 0, 0]).exp().item() for head, x in found.items()]
-    count = round(again[0]) if heads else 1
-    if count > 1 and all(abs(math.log(x / count)) <= NEAR_SINK for x in again):
+    again = [(x - rows.sinks[0, head, 0, 0]).item() for head, x in found.items()]
+    count = round(math.exp(again[0])) if again and again[0] < MOST_AGAIN else 1
+    if count > 1 and all(abs(x - math.log(count)) <= NEAR_SINK for x in again):
         return Rule.SINKS_AGAIN, count
     of_others = all((x - sinks).abs().min() <= NEAR_SINK for x in found.values())
     covered = 2 * NEAR_SINK * len(sinks) / (sinks.max() - sinks.min()).clamp(min=NEAR_SINK)  # by chance any number is

@@ -217,7 +217,8 @@ def _steps(rows: Worst) -> Iterator[Computed]:
             changed, carried = replace(exact, **dict.fromkeys(steps, fmt)), key in CARRIED
             for size in dict.fromkeys((block, *(size for size in BLOCKS if carried and size < n_kv))):
                 orders = [dict(algorithm=name) for name in ("fa2", "fa1")[: 1 + carried]]
-                for order in (*orders, *[rows.maximum_known()] * carried):
+                known = [rows.maximum_known()] * (carried and not {"sinks", "softcap"} & rows.options.keys())
+                for order in (*orders, *known):
                     o = rows.tiled(changed, size=size, **order)
                     yield key, fmt.name, -(-n_kv // size) * carried, precision.output(o)
     if (mask.isfinite() & (mask != 0)).any():  # as ALiBi is that counts from the first key

@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -113,10 +112,8 @@ class Process:
             except Ended as ended:
                 raise RuntimeError(f"kernel: the process for it {ended}, before it is imported") from ended
             return self._reply(limit)
-        forget, self.forget = self.forget, []
-        with suppress(OSError):  # it is gone, and the reply says so
-            worker.send(self.file, order | dict(do=do, forget=forget))
-        return self._reply(limit)
+        forget = [self.forget.pop() for _ in range(len(self.forget))]  # graphs add to this very list
+        return self._reply(limit, order | dict(do=do, forget=forget))
 
     def resident(self) -> int:
         """Bytes of memory that it holds; 0 where the system does not tell."""
@@ -128,27 +125,35 @@ class Process:
 
     def close(self) -> None:
         """End it, and what it has started; by itself if it does so at once, so that what it printed is told."""
+        if self.file.closed:
+            return
         with suppress(OSError, subprocess.TimeoutExpired):
+            self.socket.settimeout(GOODBYE_S)
             worker.send(self.file, None)
             self.process.wait(GOODBYE_S)
         self._kill()
 
-    def _reply(self, limit):
-        """The next reply. What takes long over there is said on stderr before."""
+    def _reply(self, limit, order=None):
+        """The reply to an order, or the next one. What takes long over there is said on stderr before."""
         deadline = time.monotonic() + limit
         try:
+            self.socket.settimeout(limit)
+            if order is not None:
+                worker.send(self.file, order)
             while True:
                 self.socket.settimeout(max(deadline - time.monotonic(), 1e-3))
                 reply = worker.receive(self.file)
                 if "note" not in reply:
-                    self.socket.settimeout(None)
                     return reply
                 print(first_line(reply["note"]), file=sys.stderr)
         except TimeoutError:
             self._kill()
             raise Ended("hangs", f"does not answer within {limit:g} s", number=limit) from None
-        except (EOFError, OSError, pickle.UnpicklingError):
+        except (EOFError, OSError):
             raise self._ended() from None
+        except Exception as error:  # in the middle of a reply: too large for this process, or no reply
+            self._kill()
+            raise Ended("crashes", f"gives a reply that cannot be read, {type(error).__name__}") from error
 
     def _ended(self):
         with suppress(subprocess.TimeoutExpired):
@@ -428,7 +433,7 @@ class _Crossing(torch.autograd.Function):
     def forward(ctx, fn, args, options, *tensors):
         answer = fn.call(args, options, [x.requires_grad for x in tensors])
         ctx.fn, ctx.process, ctx.number = fn, fn.processes[-1], fn.calls
-        weakref.finalize(ctx, ctx.process.forget.append, ctx.number)
+        weakref.finalize(ctx, ctx.process.forget.append, ctx.number)  # of a list that stays the same
         results = answer if isinstance(answer, tuple) else (answer,)
         ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
         return answer

@@ -146,7 +146,7 @@ class Worker:
             reply = getattr(self, do)(**given)
         except SystemExit as error:
             leave(error.code)
-        except Exception as error:
+        except BaseException as error:  # as of a panic in Rust
             text = _text(error)
             reply = dict(problem=f"fails: {text}") if broken(error) else dict(raised=f"{type(error).__name__}: {text}")
         machine = sys.modules.get("ptx_machine.launches")
@@ -258,7 +258,9 @@ def serve(descriptor: int, kernel: Mapping[str, str], threads: int, path: list[s
     end = socket.socket(fileno=descriptor)
     file: Any = end.makefile("rwb")
     threading.Thread(target=_end_with_the_judge, args=(end,), daemon=True).start()
-    os.register_at_fork(after_in_child=lambda: os.close(descriptor))  # else a crash would not close it
+    os.set_inheritable(descriptor, False)  # a program that the kernel starts would keep it open after a crash
+    mine = [descriptor]
+    os.register_at_fork(after_in_child=lambda: os.close(mine.pop()) if mine else None)  # and so would a fork
     sys.path[:] = path
     sys.meta_path.insert(0, OwnPackages)
     torch.set_num_threads(threads)
@@ -275,8 +277,8 @@ def serve(descriptor: int, kernel: Mapping[str, str], threads: int, path: list[s
         reply = dict(callable=callable(fn), type=type(fn).__name__, signature=signature_of(fn), doc=doc)
     except SystemExit as error:
         leave(error.code)
-    except Exception as error:
-        reply = dict(raised=repr(error)[:TEXT])
+    except BaseException as error:
+        reply = dict(raised=f"{type(error).__name__}({_text(error)!r})"[:TEXT])
     send(file, reply | dict(state=watch.look()))
     worker = Worker(fn, watch)
     while order := receive(file):
@@ -306,7 +308,7 @@ def _text(error):
     """The text of an error; of some it cannot be written."""
     try:
         return str(error)[:TEXT]
-    except Exception:
+    except BaseException:
         return ""
 
 

@@ -13,7 +13,7 @@ import torch
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.variants import Call
-from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,11 @@ OFF_TILES = "length_203"  # a block of keys and one of queries is not full
 IN_EVERY_FORMAT = (  # of 16 bits: Triton compiles a version for each class of lengths (1, multiples of 16, others)
     OFF_TILES, f"causal_{OFF_TILES}", "one_key", "causal_one_key", FEWER, CAUSAL_ONE,
 )  # fmt: skip
+
+
+def in_format(key: str, fmt: Format | str) -> str:
+    """What is asked for, of a capability in another format than the first."""
+    return f"{key} in {fmt}"
 
 
 def _options(n) -> dict[str, dict[str, Any]]:

@@ -35,6 +35,7 @@ from attention_check.measure.capability import (
     WINDOW_LEFT,
     at_head_dim,
     crashed,
+    in_format,
     kernel_fn,
     masks_by_default,
     parameters,
@@ -54,7 +55,7 @@ NAMED, OUTSIDE, BY_DEFAULT = "named", "outside", "causal_by_default"
 UNEQUAL = ("gqa", "v_dim_128", "v_dim_512", "gqa_uneven")  # shapes of K and V that no parameter says it takes
 UNNAMED = (*UNEQUAL, "boolean_mask_batch", "boolean_mask_padding")
 AWAY, TIMES, TIMES_ROW = 0.05, 4, 6  # of a gradient and of a row of an answer: beyond that, and so many times as far
-ALIKE = 0.02  # of two formats' distances on the same inputs: both answers are wrong in the same way
+ALIKE = 0.02  # of the distance of two formats' answers to the same inputs: both are wrong in the same way
 MOST_AWAY = 0.4  # as the first call's, it is wrong; a gradient also beyond this
 
 
@@ -105,13 +106,12 @@ def contract(
             answered |= {each.key, f"{HEAD_DIM}_{each.call.head_dim}"} if each.key == HEAD_DIM else {each.key}
         elif each.key == WINDOW_LEFT and outcome == Outcome.REFUSED:
             asker.rows.pop()  # as "window" says
-    for other in {FP16, BF16}.intersection(answered_formats[1:]):
+    for other in (each for each in answered_formats[1:] if each in (BF16, FP16)):
         for each in CAPABILITIES:
-            if (
-                each.key in answered.intersection(IN_EVERY_FORMAT)
-                and asker.ask(each.key, other, each.call) == Outcome.ANSWERED
-            ):
-                asker.rows.pop()  # one row says it for all formats
+            if each.key in answered.intersection(IN_EVERY_FORMAT):
+                asker.ask(each.key, other, each.call)
+                row = asker.rows.pop()  # a fault alone is told: another row says what the kernel answers
+                asker.rows += [row | dict(asked=in_format(each.key, other))] * (row["outcome"] in FAULTS)
     for d in head_dims or ():
         if d not in HEAD_DIMS:
             asker.ask(HEAD_DIM, fmt, at_head_dim(d))
@@ -158,7 +158,7 @@ class _Asker:
         self.distances: dict[Format, float] = {}  # of the first answer in each format, its furthest row
         self.shapes: set[tuple] = set()  # of Q, K and V that it has answered
         self.gradients_off = 0.0  # the largest distance of dQ, dK and dV
-        self.wrong = math.inf, Outcome.ANSWERED, ""  # of the last wrong answer to FIRST: distance, outcome and note
+        self.wrong: tuple = ()  # the last wrong answer to FIRST: the output, outcome and note
 
     def ask(self, asked: str, fmt: Format, call: Call, times: float = 1) -> Outcome:
         """A call of normal inputs, Q so many times as large."""
@@ -179,9 +179,9 @@ class _Asker:
             elif off <= limit:  # of 400 keys one that is missing makes 5 % of a row
                 off, limit = _furthest_row(answer.output, golden), max(AWAY, TIMES_ROW * self.distances[fmt])
             if off > limit:
-                as_far = first and abs(off / self.wrong[0] - 1) <= ALIKE
-                outcome, note = self.wrong[1:] if as_far else self._compared(q, k, v, answer.output, options, limit)
-                self.wrong = (off, outcome, note) if first else self.wrong
+                alike = first and self.wrong and wrong_answers.distance(answer.output, self.wrong[0]) <= ALIKE
+                outcome, note = self.wrong[1:] if alike else self._compared(q, k, v, answer.output, options, limit)
+                self.wrong = (answer.output.double(), outcome, note) if first else self.wrong
         elif asked in UNEQUAL and PAST_THE_END in answer.problem:
             outcome, note = Outcome.REFUSED, OUTSIDE
         elif outcome == Outcome.MALFORMED and answer.o is None:

@@ -12,6 +12,7 @@ from attention_check.measure.capability import (
     HEAD_DIM,
     OFF_TILES,
     ONE_QUERY_DIMS,
+    in_format,
 )
 from attention_check.measure.measurements import RAN, ROUNDED
 from fa_lib.kernels.kernel_ref import label_of
@@ -99,6 +100,9 @@ CAUSES = {  # key of a mistakes.Cause -> its subject
 
 def label(asked: str, *dims: int) -> str:
     """Name what was asked for, a row of `contract`, with its head_dims: "head_dim 40, 72", "causal, and softcap"."""
+    if " in " in asked:
+        key, _, fmt = asked.partition(" in ")
+        return in_format(label(key), fmt)
     if asked in COMBINED:
         first, second = COMBINED[asked]
         return f"{label(first)}, and {SHORT.get(second) or label(second)}"

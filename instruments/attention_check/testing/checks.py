@@ -24,6 +24,7 @@ from attention_check.measure.capability import (
     LARGE,
     LARGE_CAPPED,
     SINKS_GRADIENT,
+    UNMASKED,
     Capabilities,
 )
 from attention_check.measure.carry import SUMS
@@ -222,7 +223,9 @@ CHECKS: dict[str, NamedCheck] = {
     **{
         "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): NamedCheck(
             ("answer",),
-            rows=lambda table, asked=asked, dim=dim: table[(table.asked == asked) & (table.dim == dim)],
+            rows=lambda table, asked=asked, dim=dim: table[
+                table.asked.str.split(" in ").str[0].replace(UNMASKED, "causal").eq(asked) & (table.dim == dim)
+            ],
         ) for asked, dim in ANSWERS
     },
     **{
