@@ -64,7 +64,7 @@ def test_a_models_error_is_told_and_its_prints_are_not_the_commands(tmp_path):
         assert done.exit_code == 2 and told in done.stderr and not done.stdout
         assert not (tmp_path / f"model_{name}.html").exists()
     done = command("check", "model", tmp_path / "model.py:prints", "--exit-code", "--out", tmp_path)
-    assert done.exit_code == 1 and done.stdout.startswith("model:prints fails."), done.stderr
+    assert done.exit_code == 1 and done.stdout.startswith("model:prints fails: first non-finite"), done.stderr
     assert "model:prints passes." in done.stderr
 
 
@@ -79,7 +79,7 @@ def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
         raise ValueError(RUDE.replace("\n", " "))
 
     judgement = judge_kernel("<kbd>$x^{$\x1b[2J", examine(rude, TINY))
-    shown = Section("asked", "<b>", pd.DataFrame({"<i>": ["<u>\x07"]}))
+    shown = Section("<b>", pd.DataFrame({"<i>": ["<u>\x07"]}))
     html = page(judgement, [shown], about={"<a>": "<em>\x07"}, settings={"a": ["<s>", "b"]})
     row = dict(key="k", project="p", version="1", use="u", verdict="fails")
     say(judgement_text(judgement))

@@ -322,7 +322,7 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (raises_at(203, AssertionError("128 at a time")), {}, True, "unsupported",
      dict(asked=["length_203", "causal_one_query", "boolean_mask", "added_mask", "window", "softcap", "sinks"]), ""),
     (raises_at(97, ZeroDivisionError("by 0")), ODD, False, "problem", dict(shape="97"), "At the shape 97 in .*by 0"),
-    (raises_at(512, KeyError(512)), {}, False, "problem", dict(n=512), "at N = 512.*KeyError: 512"),
+    (raises_at(512, KeyError(512)), {}, False, "problem", dict(n=512), "N = 512.*KeyError: 512"),
     (window_of_one_number, {}, True, "raises", dict(asked=["window"]),
      "Not judged, since it raises an error that is no refusal: a window.*the first raises TypeError"),
     (one_head_of_k_each, dict(shapes=("256", "GQA 384")), True, "outside", dict(asked=["v_dim_512", "gqa"]),

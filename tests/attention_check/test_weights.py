@@ -133,11 +133,11 @@ def test_values_come_in_blocks_of_any_width_and_from_a_kernel_of_its_own_names()
 
 
 def test_the_command_says_it_and_draws_a_picture(tmp_path):
-    (tmp_path / "scaled.py").write_text(
+    (tmp_path / "other_scale.py").write_text(
         "from fa_lib.kernels import unfused\n"
         "def attention(q, k, v, causal=False):\n    return unfused(q, k, v, causal=causal, scale=0.15)\n"
     )
-    asked = f"explain --kernel {tmp_path}/scaled.py:attention --causal --exit-code --out {tmp_path}".split()
+    asked = f"explain --kernel {tmp_path}/other_scale.py:attention --causal --exit-code --out {tmp_path}".split()
     result = command(*asked, "--json", f"{tmp_path}/found.json")
     assert result.exit_code == 1, result.output
     assert "Scores are multiplied by 0.15, expected 0.125 (1.2 times)." in result.output
