@@ -141,7 +141,7 @@ def test_the_command_says_it_and_draws_a_picture(tmp_path):
     result = command(*asked, "--json", f"{tmp_path}/found.json")
     assert result.exit_code == 1, result.output
     assert "Scores are multiplied by 0.15, expected 0.125 (1.2 times)." in result.output
-    assert (tmp_path / "scaled_attention_weights.png").stat().st_size > 20_000
+    assert (tmp_path / "other_scale_attention_weights.png").stat().st_size > 20_000
     assert json.loads((tmp_path / "found.json").read_text())["differs"]
     for refused in (["explain"], ["explain", "a.npz", "--gpu", "H100"], [*asked, "--layout", "bshd"]):
         assert command(*refused).exit_code == 2
