@@ -192,7 +192,9 @@ def _discrete(reader, samples, believed) -> Iterator[Rated]:
     for base in (sample.base for sample in samples):
         try:
             made = [*_windows(few, base), _range(few, base), _heads(few.call, base), own_sources(few.call, base)]
-            made += [_further(few, base), _part_turned(few, base)] if base == Dialect() else []
+            features, keys = few.call.q.shape[-1], few.call.k.shape[2]
+            if base == Dialect() and features > 1 and features * keys <= TURNED:
+                made += _further(few, base), _part_turned(few, base)
         except Unfit:
             continue
         for dialect in made:  # of one query, a window and a range of keys are the same: a window is likelier
@@ -340,8 +342,6 @@ def _further(few, base):
     """RoPE turns q by some positions more or fewer than it should."""
     rows = _narrow(few.rows(base))
     d, n_kv = rows.q.shape[-1] // 2 * 2, rows.shape[3]
-    if d * n_kv > TURNED or not d:
-        return base
     best, offsets = (math.inf, base), torch.arange(-OFFSETS, OFFSETS + 1).double().split(max(SCORES // n_kv, 1))
     for pairs, of_base, at in product(PAIRS, BASES, offsets):
         (a, b), (x, y) = (
@@ -361,8 +361,6 @@ def _further(few, base):
 def _part_turned(few, base):
     """RoPE turns the first keys once more, as those of a cache, or the last ones."""
     rows, best = _narrow(few.rows(base)), (math.inf, base)
-    if rows.q.shape[-1] * rows.shape[3] > TURNED:
-        return base
     for pairs, of_base in product(PAIRS, BASES):
         turned = few.rows(replace(base, roles=f"{ROPE}k_{pairs}_{of_base}"))
         both = [scores(each) for each in (rows, turned)]

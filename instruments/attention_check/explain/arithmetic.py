@@ -210,6 +210,7 @@ def _steps(rows: Worst) -> Iterator[Computed]:
     if abs(rows.bias - 1) <= BIASES * precision.probs.unit_roundoff:
         yield "bias", "", 0, rows.bias * rows.golden
     coarser = {FP16: (FP16, BF16)}.get(narrow, (narrow,)) if narrow.precision < FP32.precision else (TF32, BF16, FP16)
+    known = [] if {"sinks", "softcap"} & rows.options.keys() else [rows.maximum_known()]
     for fmt in coarser:
         for key, steps in STEPS.items():
             if all(getattr(precision, step).precision <= fmt.precision for step in steps):
@@ -217,8 +218,7 @@ def _steps(rows: Worst) -> Iterator[Computed]:
             changed, carried = replace(exact, **dict.fromkeys(steps, fmt)), key in CARRIED
             for size in dict.fromkeys((block, *(size for size in BLOCKS if carried and size < n_kv))):
                 orders = [dict(algorithm=name) for name in ("fa2", "fa1")[: 1 + carried]]
-                known = [rows.maximum_known()] * (carried and not {"sinks", "softcap"} & rows.options.keys())
-                for order in (*orders, *known):
+                for order in (*orders, *known * carried):
                     o = rows.tiled(changed, size=size, **order)
                     yield key, fmt.name, -(-n_kv // size) * carried, precision.output(o)
     if (mask.isfinite() & (mask != 0)).any():  # as ALiBi is that counts from the first key

@@ -14,7 +14,7 @@ from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
-from attention_check.conventions.reading import CapturedCall, Unfit, spread
+from attention_check.conventions.reading import CapturedCall, Places, Unfit, spread
 from attention_check.conventions.search import NEAR, PART, UNITS, Fit, is_flat, search
 from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
 from attention_check.explain.arithmetic import computation
@@ -224,9 +224,7 @@ def _apart(
         rows = rows[wrong[entry].any(0)]
     first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
     for of in (heads, first) if len(first) < len(heads) else (heads,):
-        own = replace(call, at=(torch.tensor([entry]), of, rows))
-        fits = search(own)
-        inner = _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
+        inner = _of_part(call, (torch.tensor([entry]), of, rows))
         if inner is None or inner.dialect.keys() & OF_ALL or inner.tiles and not of_heads:
             continue
         if inner.spans or inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
@@ -234,14 +232,19 @@ def _apart(
     return None
 
 
+def _of_part(call: CapturedCall, at: Places) -> Explanation | None:
+    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found."""
+    own = replace(call, at=at)
+    fits = search(own)
+    return _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
+
+
 def _first_head(call: CapturedCall, numbers: Distance, found: Scan, believed: float) -> Explanation | None:
     """Of an output that is wrong in all heads, in another way in each perhaps: what the first head is by itself."""
     if numbers.rows.dialect.changes() or call.q.shape[1] == 1 or found.residual_by_row.shape[:2] != call.q.shape[:2]:
         return None
     at = torch.zeros(1, dtype=torch.int64)
-    own = replace(call, at=(at, at, found.places[2]))
-    fits = search(own)
-    inner = _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
+    inner = _of_part(call, (at, at, found.places[2]))
     if inner is None or not inner.dialect or inner.where is not None or inner.dialect.keys() & OF_ALL - {"alibi"}:
         return None
     where = WrongRegions(1.0, (), (), (), (), (*numbers.rows.shape[:3], call.v.shape[-1]))
