@@ -57,4 +57,4 @@ def rescaling(
 
 def zero(S: torch.Tensor) -> torch.Tensor:
     """Return the maximum (rows, 1) of scores S (rows, B_c) from which each row's maximum was subtracted before: 0."""
-    return torch.zeros_like(S[:, :1])
+    return torch.zeros_like(S[..., :1])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fa_lib.kernels.rows import by_rows, dropped, flat, rows_at_once, run, stored, tiles
+from fa_lib.kernels.rows import by_rows, dropped, flat, rows_at_once, run, stochastic, stored, tiles
 
 
 def differentiable(
@@ -106,11 +106,10 @@ class Backward:
         q, k, v = (flat(x, p) for x in (q, k, v))
         block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)
         # Keys are independent here, as rows are elsewhere: tiles of block_kv keys are worked on together, as many as
-        # leave each thread some; but one at a time where a format draws by the tensor that it is given.
-        stochastic = any(getattr(p, step).mode == "stochastic" for step in p.steps())
+        # leave each thread some; but one at a time with stochastic formats.
         threads = torch.get_num_threads() if k.device.type == "cpu" else 1
         share = -(-k.shape[0] * options.n_kv // (threads * block_kv))  # tiles
-        keys = block_kv * max(1, 0 if stochastic else min(share, rows_at_once(k, block_q, options) // block_kv))
+        keys = block_kv * max(1, 0 if stochastic(p) else min(share, rows_at_once(k, block_q, options) // block_kv))
         dK, dV = torch.zeros_like(k), torch.zeros_like(v)
 
         def work(task):

@@ -205,21 +205,31 @@ class ResolvedOptions:
         sinks = None if settings.sinks is None else settings.sinks.detach().double().to(q.device)
         return cls(lead, n_q, n_kv, group, scale, left, right, mask, settings.softcap, keep, settings.dropout_p, sinks)
 
-    def sink(self, head: int) -> Tensor | None:
-        """Return the sink's logit (1, 1) of flattened head `head`; None where there are no sinks."""
-        return None if self.sinks is None else self.sinks[head % len(self.sinks)].reshape(1, 1)
+    def sink(self, heads: int | slice) -> Tensor | None:
+        """Return the sink's logit (1, 1) of a flattened head, (heads, 1, 1) of several; None where there are no
+        sinks."""
+        if self.sinks is None:
+            return None
+        return self.sinks.repeat(math.prod(self.lead) // len(self.sinks))[heads][..., None, None]
 
-    def rows(self, head: int, here: slice, products: Dot = EXACT, q_k: Tensor | None = None) -> "Scores":
-        """Make the Scores of the rows `here` of flattened head `head`; products: the Dot of Q Kᵀ; q_k: it, or None."""
-        index = np.unravel_index(head, self.lead)
-        mask, keep = (None if x is None else x[index][here] for x in (self.mask, self.keep))
-        return Scores(self, here, mask, keep, self.sink(head), products, None if q_k is None else q_k[head, here])
+    def rows(self, heads: int | slice, here: slice, products: Dot = EXACT, q_k: Tensor | None = None) -> "Scores":
+        """Make the Scores of the rows `here` of a flattened head, or of several; products: the Dot of Q Kᵀ; q_k: it, or
+        None."""
+
+        def cut(x: Tensor | None) -> Tensor | None:
+            if x is None or isinstance(heads, int):
+                return x if x is None else x[np.unravel_index(heads, self.lead)][here]
+            some = range(math.prod(self.lead))[heads]
+            return torch.stack([x[np.unravel_index(head, self.lead)][here] for head in some])  # of all it may be large
+
+        known = None if q_k is None else q_k[heads, here]
+        return Scores(self, here, cut(self.mask), cut(self.keep), self.sink(heads), products, known)
 
 
 class Scores:
     """Computes S of the rows `here` of one head, tile by tile: scaled, capped, masked, not yet rounded. mask and keep:
     (rows, n_kv) of these rows, or None; sink: (1, 1) or None; products: the Dot that sums Q Kᵀ; q_k: (rows, n_kv), Q Kᵀ
-    where it is known, or None."""
+    where it is known, or None. Of several heads, each has a leading dimension more, and so has S."""
 
     def __init__(self, options: ResolvedOptions, here: slice, mask, keep, sink, products: Dot, q_k: Tensor | None):
         self.o, self.mask, self.keep_mask, self.sink, self.products, self.q_k = options, mask, keep, sink, products, q_k
@@ -232,14 +242,14 @@ class Scores:
         left, right = self.o.left, self.o.right
         return (right is None or j <= self.last + right) and (left is None or stop > self.first - left)
 
-    def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "rows keys"]:
+    def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "*heads rows keys"]:
         """Compute S of the rows, q (rows, head_dim), against keys, k (keys, head_dim) from the j-th on: -inf where a
         key is hidden."""
         S = self.capped(q, k, j)
         if self.mask is not None:
-            tile = self.mask[:, j : j + S.shape[1]]
+            tile = self.mask[..., j : j + S.shape[-1]]
             S = S.masked_fill_(~tile, -math.inf) if tile.dtype == torch.bool else S.add_(tile)
-        left, right, stop = self.o.left, self.o.right, j + S.shape[1]
+        left, right, stop = self.o.left, self.o.right, j + S.shape[-1]
         if right is not None and stop - 1 > self.first + right:
             S.masked_fill_(self._distance(j, stop, S.device) > right, -math.inf)
         if left is not None and j < self.last - left:
@@ -255,7 +265,7 @@ class Scores:
         """Compute S (rows, keys) before masks, of q (rows, head_dim) and keys from the j-th on, k (keys, head_dim):
         scale * Q Kᵀ, and softcap * tanh(S / softcap) where there is one."""
         known, scale = self.q_k, self.o.scale
-        S = self.products.scores(q, k).mul_(scale) if known is None else known[:, j : j + len(k)] * scale
+        S = self.products.scores(q, k).mul_(scale) if known is None else known[..., j : j + k.shape[-2]] * scale
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
     def seen(self, S: Tensor) -> Tensor | Literal[True]:
@@ -272,4 +282,4 @@ class Scores:
         """Apply dropout to P (rows, keys) of the keys from j on: dropped entries are 0, the rest divided by 1 - p."""
         if self.keep_mask is None:
             return P
-        return P * self.keep_mask[:, j : j + P.shape[1]] / (1 - self.o.dropout_p)
+        return P * self.keep_mask[..., j : j + P.shape[-1]] / (1 - self.o.dropout_p)

@@ -1,6 +1,7 @@
 """What the emulated kernels share: rows of Q worked off by threads, and how results are stored.
 
-A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it.
+A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it. Where
+heads have few rows, it applies it to several heads at once: then each tensor has a leading dimension more.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +42,8 @@ def by_rows(
 
     Args:
         kernel: takes q_i (rows, head_dim), k (n_kv, head_dim), v (n_kv, features), float64 and rounded to
-            `precision.inputs`, the Scores of these rows, and the same rows of `beside`; returns (rows, features).
+            `precision.inputs`, the Scores of these rows, and the same rows of `beside`; returns (rows, features). Of
+            several heads: (heads, rows, ...); k and v too, unless these heads share them.
         tensors: Q, K and V of the call.
         precision: its Precision.
         options: its ResolvedOptions.
@@ -59,14 +61,35 @@ def by_rows(
     step = rows or rows_at_once(q, width, options)
 
     def work(task):
-        head, first = task
+        heads, first = task
         span = slice(first, min(first + step, options.n_q))
-        kv = head // options.group
-        scores = options.rows(head, span, precision.products, q_k)
-        out[head, span] = kernel(q[head, span], k[kv], v[kv], scores, *(x[head, span] for x in beside))
+        kv = heads if options.group == 1 else heads.start // options.group
+        if heads.stop - heads.start == 1:
+            heads, kv = heads.start, heads.start // options.group
+        scores = options.rows(heads, span, precision.products, q_k)
+        out[heads, span] = kernel(q[heads, span], k[kv], v[kv], scores, *(x[heads, span] for x in beside))
 
-    run([(head, first) for head in range(q.shape[0]) for first in range(0, options.n_q, step)], work, q.device)
+    masked = options.mask is not None or options.keep is not None
+    most = 0 if stochastic(precision) else rows_at_once(q, options.n_kv, options) if masked else step
+    heads = heads_at_once(q, most, options)
+    run([(some, first) for some in heads for first in range(0, options.n_q, step)], work, q.device)
     return out.reshape(*options.lead, options.n_q, features)
+
+
+def heads_at_once(q: Tensor, rows: int, options: ResolvedOptions) -> list[slice]:
+    """Group the heads of q (heads, n_q, head_dim) that are worked on together: as many as have so many rows, of the
+    same keys where keys are shared, and as leave each thread some."""
+    alike = len(q) if options.group == 1 else options.group
+    threads = torch.get_num_threads() if q.is_cpu else 1
+    size = max(1, min(rows // options.n_q, -(-len(q) // threads)))
+    starts = [i for first in range(0, len(q), alike) for i in range(first, first + alike, size)]
+    return [slice(i, min(i + size, (i // alike + 1) * alike)) for i in starts]
+
+
+def stochastic(precision: Precision) -> bool:
+    """Return whether a step's format draws how it rounds, by the tensor that it is given: then work is cut in one
+    way, whoever does it."""
+    return any(getattr(precision, step).mode == "stochastic" for step in precision.steps())
 
 
 def products(q: Queries, k: Keys, inputs: Format, dot: Dot) -> Float64[Tensor, "heads n_q n_kv"] | None:
@@ -78,7 +101,7 @@ def products(q: Queries, k: Keys, inputs: Format, dot: Dot) -> Float64[Tensor, "
     if dot != EXACT or inputs.precision > FP16.precision or q[..., 0].numel() * k.shape[-2] > LARGEST:
         return None
     q, k = inputs(q.double()).flatten(0, -3), inputs(k.double()).flatten(0, -3)
-    return q @ k.repeat_interleave(len(q) // len(k), 0).mT
+    return (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1)
 
 
 def rows_at_once(q: Tensor, width: int, options: ResolvedOptions) -> int:
@@ -90,10 +113,10 @@ def rows_at_once(q: Tensor, width: int, options: ResolvedOptions) -> int:
 def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Cut K (n_kv, head_dim) and V (n_kv, d_v) into tiles of block_kv keys, and yield those that a row of `scores`
     sees: (j, the tile's first key; K_j (B_c, head_dim); V_j (B_c, d_v))."""
-    for j in range(0, k.shape[0], block_kv):
-        stop = min(j + block_kv, k.shape[0])
+    for j in range(0, k.shape[-2], block_kv):
+        stop = min(j + block_kv, k.shape[-2])
         if scores.sees(j, stop):
-            yield j, k[j:stop], v[j:stop]
+            yield j, k[..., j:stop, :], v[..., j:stop, :]
 
 
 def run(tasks: list, work: Callable, device: torch.device) -> None:

@@ -110,7 +110,7 @@ class Forward:
         parts, sink = [], scores.sink  # where the first part begins
         for i in range(0, max(1, len(all_tiles)), size):
             part_tiles = all_tiles[i : i + size][:: -1 if self.how.reverse else 1]
-            parts.append(self.part(q_i, part_tiles, v.shape[1], scores, sink))
+            parts.append(self.part(q_i, part_tiles, v.shape[-1], scores, sink))
             sink = None
         return parts[0] if len(parts) == 1 else merged(self.p, parts)
 
@@ -118,9 +118,9 @@ class Forward:
         """Compute O and then the log-sum-exp, (rows, features + 1), over some tiles of keys (of `rows.tiles`); sink is
         (1, 1) or None. With splits, O is not rounded to the output's format."""
         p, how = self.p, self.how
-        m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
+        m = q_i.new_full((*q_i.shape[:-1], 1), -torch.inf)  # running row maximum (rows, 1)
         l = torch.zeros_like(m)  # running row sum (rows, 1)
-        O = q_i.new_zeros(q_i.shape[0], features)  # running output (rows, d_v)
+        O = q_i.new_zeros(*q_i.shape[:-1], features)  # running output (rows, d_v)
         if sink is not None:
             m, l = p.maximum(p.scores(sink) / self.unit).expand_as(m), l + how.p_factor
         for j, k_j, v_j in some_tiles:
@@ -141,7 +141,9 @@ class Forward:
 
 def merged(p: Precision, parts: list[Tensor]) -> Tensor:
     """Merge O and L of parts of the keys, (rows, d_v + 1) each, into those of all keys: sum of exp(L_i - L) O_i."""
-    O, L = (torch.stack(x) for x in zip(*((x[:, :-1], x[:, -1:]) for x in parts)))  # (parts, rows, head_dim), (.., 1)
+    O, L = (
+        torch.stack(x) for x in zip(*((x[..., :-1], x[..., -1:]) for x in parts))
+    )  # (parts, rows, head_dim), (.., 1)
     m = L.amax(0)  # (rows, 1)
     m = m.where(m != -torch.inf, 0.0)  # of a row that saw no key
     weights = p.factors(torch.exp(p.factors(L - m)))  # (parts, rows, 1)
@@ -257,7 +259,7 @@ def rescales(
 
     def count_rows(q_i, k, _, scores):
         m = None if scores.sink is None else p.maximum(p.scores(scores.sink))
-        count = torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
+        count = q_i.new_zeros(*q_i.shape[:-1], 1)
         for j, k_j, _ in tiles(k, k, tiling.block_kv, scores):
             S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
             m_tile = p.maximum(S.amax(-1, keepdim=True))

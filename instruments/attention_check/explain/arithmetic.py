@@ -92,7 +92,7 @@ class Worst:
     def maximum_known(self) -> dict[str, Any]:
         """Options of `tiled` with which each row's maximum is known beforehand, and nothing is rescaled."""
         S = self.tensors[0] @ self.tensors[1].mT * self.options["scale"] + self.options["mask"]
-        zero = Algorithm("fa2", maximum=lambda tile: torch.zeros_like(tile[:, :1]))
+        zero = Algorithm("fa2", maximum=lambda tile: torch.zeros_like(tile[..., :1]))
         return dict(algorithm=zero, mask=self.options["mask"] - S.amax(-1, keepdim=True))
 
     def causes(self, computed: Iterator[Computed]) -> list[Cause]:
