@@ -43,13 +43,17 @@ def expanded():
     return found["dk"]
 
 
-def by_hand(keys=slice(None), rows=slice(None), delta=1.0):
-    """dq of some keys alone, with so many times rowsum(dO * o), and dv of each query head, some rows counted twice."""
+def by_hand(keys=slice(None), rows=slice(None), delta=1.0, causal=True, features=64):
+    """dq of some keys alone, with so many times rowsum(dO * o), and dv of each query head, some rows counted twice; of
+    some features of dO and v in dP."""
     q, k, v, dO = (x.double() for x in (Q, K.repeat_interleave(2, 1), V.repeat_interleave(2, 1), DO))
     hidden = torch.ones(N, N, dtype=torch.bool).triu(1)
     P = torch.softmax((q @ k.mT / 8).masked_fill(hidden, -math.inf), -1)
-    dP = dO @ v.mT
-    dS = P * (dP - delta * (P * dP).sum(-1, keepdim=True))
+    due = (P * (dO @ v.mT)).sum(-1, keepdim=True)
+    if not causal:  # but with the log-sum-exp of keys that are seen
+        P = torch.exp(q @ k.mT / 8 - LSE[..., None].double())
+    dP = dO[..., :features] @ v[..., :features].mT
+    dS = P * (dP - delta * due)
     dv = (P.mT @ dO + P[:, :, rows].mT @ dO[:, :, rows]).unflatten(1, (2, 2)).sum(2)
     return (dS[..., keys] @ k[:, :, keys] / 8).bfloat16(), dv.bfloat16()
 
@@ -64,6 +68,11 @@ CASES = {  # what is wrong -> it; name -> verdict and change
     "dv a mean over heads": (dict(dv=DV / 2), dict(dv=(Verdict.BUG, "mean_of_heads"))),
     "dk of one head": (dict(dk=expanded()[:, ::2]), dict(dk=(Verdict.BUG, "of_one_head"))),
     "delta left out": (dict(dq=by_hand(delta=0.0)[0]), dict(dq=(Verdict.BUG, "without_delta"))),
+    "delta left out in some rows": (
+        dict(dq=by_hand(delta=torch.tensor([1.0] * 128 + [0.0] * 64)[:, None])[0]), dict(dq=(Verdict.BUG, "no_delta"))),
+    "dP of half of the features": (
+        dict(dq=by_hand(features=32)[0]), dict(dq=(Verdict.BUG, "part_of_features"))),
+    "the backward pass alone is not causal": (dict(dq=by_hand(causal=False)[0]), dict(dq=(Verdict.BUG, "saved"))),
     "dO in memory order": (
         dict(dO=DO.transpose(1, 2).reshape(DO.shape)), {name: (Verdict.BUG, "dO_in_memory_order") for name in NAMES}),
     "dq with heads last": (dict(dq=DQ.transpose(1, 2)), dict(dq=(Verdict.CONVENTION, "heads_last"))),

@@ -84,7 +84,8 @@ class Backward:
 
         rest, dQ = (statistics, dO, delta), q.new_zeros(q.shape, dtype=torch.float64)
         if self.tiling:
-            dQ = by_rows(dq_rows, (q, k, v), p, options, features=q.shape[-1], width=block_kv, beside=rest)
+            sizes = dict(features=q.shape[-1], width=block_kv)
+            dQ = by_rows(dq_rows, (q, k, v), p, options, **sizes, beside=rest, several=True)
         dK_dV = self.dk_dv(q, k, v, dQ.view(-1, n_q, q.shape[-1]), block_kv, add, rest)
         return dQ, *dK_dV, *(() if options.sinks is None else (self.sinks(statistics, delta),))
 

@@ -54,7 +54,7 @@ def reference(q: Queries, k: Keys, v: Values, *, precision: Precision, q_k: Tens
         return torch.cat([p.output(O), m, l], -1)
 
     def forward(q, k, v):
-        out = by_rows(rows, (q, k, v), p, settings, features=v.shape[-1] + 2, width=k.shape[-2], q_k=q_k)
+        out = by_rows(rows, (q, k, v), p, settings, features=v.shape[-1] + 2, width=k.shape[-2], q_k=q_k, several=True)
         return stored(out[..., :-2], q.dtype), out[..., -2:]
 
     def probabilities(S, m_l):

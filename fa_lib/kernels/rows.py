@@ -1,7 +1,7 @@
 """What the emulated kernels share: rows of Q worked off by threads, and how results are stored.
 
 A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it. Where
-heads have few rows, it applies it to several heads at once: then each tensor has a leading dimension more.
+heads have few rows, it may take several heads at once: then each tensor has a leading dimension more.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,13 +37,13 @@ def by_rows(
     rows: int | None = None,
     q_k: Tensor | None = None,
     beside: tuple[Tensor, ...] = (),
+    several: bool = False,
 ) -> Float64[Tensor, "*lead n_q features"]:
     """Apply `kernel(q_i, k, v, scores, *beside_i)` to every few rows of every head, on torch's number of threads.
 
     Args:
         kernel: takes q_i (rows, head_dim), k (n_kv, head_dim), v (n_kv, features), float64 and rounded to
-            `precision.inputs`, the Scores of these rows, and the same rows of `beside`; returns (rows, features). Of
-            several heads: (heads, rows, ...); k and v too, unless these heads share them.
+            `precision.inputs`, the Scores of these rows, and the same rows of `beside`; returns (rows, features).
         tensors: Q, K and V of the call.
         precision: its Precision.
         options: its ResolvedOptions.
@@ -52,6 +52,8 @@ def by_rows(
         rows: number of rows to work on at once; None is as many as fit the cache.
         q_k: `products` of the call, or None.
         beside: more tensors (heads, n_q, ...); the kernel gets their rows too.
+        several: whether the kernel takes several heads at once, (heads, rows, ...) for (rows, ...), and k and v so
+            too, unless these heads share them.
 
     Returns:
         float64 tensor (*lead, n_q, features).
@@ -70,8 +72,8 @@ def by_rows(
         out[heads, span] = kernel(q[heads, span], k[kv], v[kv], scores, *(x[heads, span] for x in beside))
 
     masked = options.mask is not None or options.keep is not None
-    most = 0 if stochastic(precision) else rows_at_once(q, options.n_kv, options) if masked else step
-    heads = heads_at_once(q, most, options)
+    most = rows_at_once(q, options.n_kv, options) if masked else step
+    heads = heads_at_once(q, most if several and not stochastic(precision) else 0, options)
     run([(some, first) for some in heads for first in range(0, options.n_q, step)], work, q.device)
     return out.reshape(*options.lead, options.n_q, features)
 

@@ -63,7 +63,7 @@ def tiled(
     def forward(q, k, v):
         features, width = v.shape[-1] + 1, tiling.block_kv
         sizes: Any = dict(features=features, width=width, rows=rows)
-        out = by_rows(forward_pass.rows, (q, k, v), p, forward_settings, **sizes, q_k=q_k)
+        out = by_rows(forward_pass.rows, (q, k, v), p, forward_settings, **sizes, q_k=q_k, several=True)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
@@ -268,5 +268,5 @@ def rescales(
             m = m_tile if m is None else torch.maximum(m, m_tile)
         return count
 
-    counts = by_rows(count_rows, (q, k, k), p, settings, features=1, width=tiling.block_kv, q_k=q_k)
+    counts = by_rows(count_rows, (q, k, k), p, settings, features=1, width=tiling.block_kv, q_k=q_k, several=True)
     return counts.squeeze(-1).long()

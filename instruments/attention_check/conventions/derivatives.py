@@ -98,32 +98,45 @@ def gradients(rows: Rows, dO: Tensor, of_rows: Tensor | None = None) -> dict[str
 
 
 def of_scores(
-    group: Group, P: Tensor | None = None, delta: float = 1.0, dlse: float = 1.0, bends: int = 1
+    group: Group, P: Tensor | None = None, o_of: Rows | None = None, *, delta: float = 1.0, dlse: float = 1.0,
+    bends: int = 1, features: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """P of a group in a standard dialect and dS, the gradient of q k^T, (1, heads, n_q, n_kv) each, as a backward pass
     has them, or one that is wrong.
 
     Args:
-        P: None is attention's. delta, dlse: times rowsum(dO * o) and the log-sum-exp's gradient, as they count. bends:
-            how often the softcap's slope does.
+        P: None is attention's. o_of: the rows whose o rowsum(dO * o) has; None are the group's. delta, dlse: times
+            this and the log-sum-exp's gradient, as they count. bends: how often the softcap's slope does. features: of
+            dO and v, the first ones alone, whose products are summed in dP.
     """
     rows, more = group.rows, 0.0 if group.dlse is None else dlse * group.dlse
     P = weights(rows) if P is None else P
-    dP = group.dO @ rows.v.nan_to_num(0.0, 0.0, 0.0).mT  # hidden keys may hold anything
-    dS = rows.scale * P * slopes(rows) ** bends * (dP + (more - delta * deltas(rows, group.dO))[..., None])
+    v = rows.v.nan_to_num(0.0, 0.0, 0.0)  # hidden keys may hold anything
+    dP = group.dO[..., :features] @ v[..., :features].mT
+    dS = rows.scale * P * slopes(rows) ** bends * (dP + (more - delta * deltas(o_of or rows, group.dO))[..., None])
     return P, dS.where(P > 0, 0.0)
 
 
-def by_hand(group: Group, P_of: Callable[[Rows], Tensor] = weights, **wrong) -> dict[str, Tensor]:
-    """As `gradients`, of P as P_of has it, and dS of `of_scores`, which takes what is wrong."""
+def by_hand(
+    group: Group, P_of: Callable[[Rows], Tensor] = weights, o_of: Rows | None = None, **wrong
+) -> dict[str, Tensor]:
+    """As `gradients`, of P as P_of has it, and dS of `of_scores`, which takes what is wrong; o_of: the rows of the
+    forward pass, whose log-sum-exp P has and whose o dS has, where they are others than the group's."""
     parts, (k, q) = [], (group.rows.k.nan_to_num(0.0, 0.0, 0.0), group.rows.q)
     for at in _chunks(group.rows):
         dlse = None if group.dlse is None else group.dlse[:, :, at]
         part = replace(group, rows=_taken(group.rows, at), dO=group.dO[:, :, at], dlse=dlse)
-        P, dS = of_scores(part, P_of(part.rows), **wrong)
+        forward = None if o_of is None else _taken(o_of, at)
+        P = P_of(part.rows) if forward is None else exp_less(part.rows, scores(part.rows), log_sum_exp(forward))
+        P, dS = of_scores(part, P, forward, **wrong)
         parts.append((dS @ k, (dS.mT @ q[:, :, at]).sum(1), (P.mT @ part.dO).sum(1)))
     dq, dk, dv = zip(*parts)
     return dict(dq=torch.cat(dq, 2)[0], dk=torch.cat(dk).sum(0), dv=group.rows.dialect.factor * torch.cat(dv).sum(0))
+
+
+def exp_less(rows: Rows, S: Tensor, m: Tensor) -> Tensor:
+    """exp(S - m) of rows that see a key, (entries, heads, rows, keys); m: a number of each row."""
+    return torch.exp(S - m[..., None]).where(rows.seen & m.isfinite()[..., None], 0.0)
 
 
 def _chunks(rows):

@@ -35,7 +35,6 @@ CHANGES = {  # of an OtherOutput -> what it is
     "negative": "right, with the opposite sign", "maximum": "the largest score of each row alone",
     "without_maximum": "right, without the largest score of each row: add it",
     "unscaled_maximum": "right, had the largest score of each row been scaled: it was added unscaled",
-    "unmasked": "the gradient of a P that ignores the mask, and is divided by the row sum with it",
     "not_divided": "the gradient of P that is not divided by its row sum",
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
     "mean_of_heads": "the mean over the query heads that share its keys, where their sum is due",
@@ -46,8 +45,10 @@ CHANGES = {  # of an OtherOutput -> what it is
     "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",
     "scaled_twice": "the gradient with the scale twice: {factor:.4g} times what it should be",
     "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
-    "another_delta": "right but for rowsum(dO * o): each row has another number for it, as if it were read elsewhere, "
-    "or a gradient flowed into lse too (dlse in the file)",
+    "another_delta": "right but for rowsum(dO * o){rows}: each row has another number for it, as if it were read "
+    "elsewhere, or a gradient flowed into lse too (dlse in the file)",
+    "no_delta": "the gradient without rowsum(dO * o){rows}",
+    "part_of_features": "the gradient with the first {features} features of dO and v alone in dP = dO Vᵀ",
     "not_finite": "not finite", "zero": "0",
     "without_dlse": "the gradient without what flows into lse (dlse)",
     "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
@@ -145,10 +146,11 @@ def _coverage(each):
 
 
 def _other(each, found):
-    if each.change == "dialect":
+    if each.change in ("dialect", "saved"):
         kind = "log-sum-exp" if each.name == "lse" else "gradient"
         believed = "" if found.dialect else " as you believe it"
-        return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
+        saved = ", but with the log-sum-exp and rowsum(dO * o) of o" if each.change == "saved" else ""
+        return f"the {kind} of {what(each.dialect)}{saved}; o is {what(found.dialect)}{believed}"
     if each.change == "parts":
         rows, parts = ("rows", "keys") if each.name == "dq" else ("keys", "rows")
         (entry, head), counts = each.counts
@@ -164,7 +166,10 @@ def _other(each, found):
         return f"{CHANGES[each.change]} in {_where(each.where)}, and right elsewhere"
     if each.change:
         other = {"dq": "dk", "dk": "dq"}.get(each.name)
-        return CHANGES[each.change].format(fmt=found.fmt, factor=each.factor, other=other)
+        rows = f" in {_where(each.where)}" if each.where is not None and each.where.is_known else ""
+        return CHANGES[each.change].format(
+            fmt=found.fmt, factor=each.factor, other=other, features=each.features, rows=rows
+        )
     size = "(root mean square)" if each.name == "lse" else "of its size"
     off = f"off by {each.residual:.2g} {size}; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:

@@ -18,6 +18,8 @@ from attention_check.conventions.derivatives import (
     Spread,
     along_delta,
     by_hand,
+    deltas,
+    exp_less,
     gradients,
     of_rows,
     spreads,
@@ -27,7 +29,7 @@ from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.reading import CapturedCall, Unfit, as_read, spread, taken
 from attention_check.conventions.search import NEAR, OFF, UNITS
 from attention_check.explain.distance import parts, places_of
-from attention_check.explain.gradient_parts import counted
+from attention_check.explain.gradient_parts import SHOWS, counted
 from attention_check.explain.verdict import Explanation, OtherOutput, Verdict, wrong_regions
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -43,6 +45,7 @@ FALSE_ALARM = 1e-6  # how often a right gradient may be beyond its bound, in cal
 ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
 TOGETHER = 32  # rows that share the largest error which is rounding
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
+PARTS_OF_HEADS = 16, 32, 64, 128  # features that a kernel takes at a time, and which may be all that it takes
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,8 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
         tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, of_group, worst)]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
         if least <= near:
+            if change in ("another_delta", "no_delta") and name == "dq":
+                more |= dict(where=wrong_regions(wrong, right.places(name), right.shape(name)))
             return as_output(verdict=Verdict.PRECISION if change == "scores" else Verdict.BUG, change=change, **more)
     if residual <= NEAR and wrong.any(-1).double().mean() > MOST:
         return as_output(verdict=Verdict.PRECISION)
@@ -216,7 +221,7 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
         made.append((key, {name: found[name] for name in names.split()}, more))
 
     def add_by_hand(key, names="dq dk dv", P_of=weights, **wrong):
-        add(key, by_hand(group, P_of, **wrong), names)
+        add(key, by_hand(group, P_of, **wrong), names, **{x: wrong[x] for x in wrong if x == "features"})
 
     for head in range(heads if heads > 1 and dlse is None else 0):
         add("of_one_head", gradients(rows, dO * (torch.arange(heads) == head)[:, None, None]), "dk dv")
@@ -227,11 +232,12 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
             add_by_hand(f"softcap_{times}", "dq dk", bends=times)
         add_by_hand("without_delta", "dq dk", delta=0.0)
         if dlse is None and rows.softcap is None:
-            add_by_hand("unmasked", P_of=lambda rows: _exp(rows, rows.products * rows.scale, log_sum_exp(rows)))
-            add_by_hand("not_divided", P_of=lambda rows: _exp(rows, scores(rows), scores(rows).amax(-1)))
+            add_by_hand("not_divided", P_of=lambda rows: exp_less(rows, scores(rows), scores(rows).amax(-1)))
         fmt = right.call.fmt
-        add_by_hand("scores", P_of=lambda rows: _exp(rows, scores(replace(rows, products=fmt(rows.products))),
-                                                     log_sum_exp(rows)))  # fmt: skip
+        add_by_hand("scores", P_of=lambda rows: exp_less(rows, scores(replace(rows, products=fmt(rows.products))),
+                                                         log_sum_exp(rows)))  # fmt: skip
+        for features in (each for each in PARTS_OF_HEADS if each < dO.shape[-1]):
+            add_by_hand("part_of_features", "dq dk", features=features)
     whole = turned(right.call, right.dialect, "dO", "o")
     (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
@@ -239,16 +245,13 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     for each in right.choices[: int(4 * PRODUCTS / max(right.cost, 1))]:
         dialect = changed(right.dialect, each.aspect, each.choice)
         try:
-            other = Group.of(right.call, dialect, int(entries[0]), group.kv_head).rows
+            other = Group.of(right.call, dialect, int(entries[0]), group.kv_head)
         except Unfit:
             continue
-        add("dialect", gradients(other, dO, dlse), dialect=dialect.changes())
+        add("dialect", gradients(other.rows, dO, dlse), dialect=dialect.changes())
+        if rows.dialect.is_standard and dialect.is_standard:
+            add("saved", by_hand(other, o_of=rows), dialect=dialect.changes())
     return made
-
-
-def _exp(rows, S, m):
-    """exp(S - m) of rows that see a key; m: (entries, heads, rows)."""
-    return torch.exp(S - m[..., None]).where(rows.seen, 0.0)
 
 
 def _of_group(right, name, x, worst):
@@ -271,11 +274,14 @@ def _of_another_delta(right: RightGradients, name: str, x: Tensor, worst: int) -
     less = (error * first).sum(-1) / first.square().sum(-1).clamp(min=1e-300)  # (heads, n_q)
     if not less.isfinite().all():
         return
+    due = deltas(group.rows, group.dO)[0]  # (heads, n_q)
+    off = less.abs() > SHOWS * due.abs().max()
+    key = "no_delta" if ((due - less)[off].abs() < SHOWS * due.abs().max()).all() else "another_delta"
     if name == "dq":
-        yield "another_delta", x[..., 1::2], (values["dq"] + less[..., None] * along)[..., 1::2], {}
+        yield key, x[..., 1::2], (values["dq"] + less[..., None] * along)[..., 1::2], {}
     else:
         more = less[None] + (0.0 if group.dlse is None else group.dlse)
-        yield "another_delta", x, gradients(group.rows, group.dO, more)[name], {}
+        yield key, x, gradients(group.rows, group.dO, more)[name], {}
 
 
 def _of_parts(right, name, x, worst):

@@ -105,7 +105,8 @@ class OtherOutput:
         residual: of a gradient, root mean square of the error over that of the right gradient; of a log-sum-exp, root
             mean square of the difference. times: the largest error over the largest that is rounding.
         change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
-            found. factor: of a change that is one. dialect: that which it is of, where it is not the output's.
+            found. factor: of a change that is one. features: of one that sums over so many. dialect: that which it is
+            of, where it is not the output's.
         where: the parts that are wrong; None where none are, or all.
         counts: of a change in how often parts count: entry and head of k, of those that are looked at, and of
             `gradient_parts.counted`.
@@ -118,6 +119,7 @@ class OtherOutput:
     times: float
     change: str = ""
     factor: float = 1.0
+    features: int = 0
     dialect: dict[str, Any] = field(default_factory=dict)
     where: WrongRegions | None = None
     counts: tuple = ()
