@@ -88,6 +88,8 @@ CASES = {  # what is wrong -> it; name -> verdict and change
     "lse in powers of 2": (dict(lse=LSE / math.log(2)), dict(lse=(Verdict.CONVENTION, "base_2"))),
     "lse with heads last": (dict(lse=LSE.transpose(1, 2)), dict(lse=(Verdict.CONVENTION, "heads_last"))),
     "lse in BF16": (dict(lse=LSE.bfloat16().float()), dict(lse=(Verdict.PRECISION, ""))),
+    "lse is infinite in some rows": (
+        dict(lse=in_place(LSE, (0, slice(2, 4), slice(64, 96)), math.inf)), dict(lse=(Verdict.BUG, ""))),
     "lse is 0": (dict(lse=torch.zeros_like(LSE)), dict(lse=(Verdict.BUG, ""))),
 }  # fmt: skip
 
@@ -131,6 +133,8 @@ def test_how_often_parts_count_is_told_in_words():
     assert "dq is wrong in rows 64 to 191 (67% of the rows), with values of no relation" in text
     text = f"{fa_lib.explain(**RIGHT | dict(dq=1.5 * DQ + 1.0, dk=1.5 * DK + 1.0), causal=True)}"
     assert "dv is right, and so are P and dO: look at dS" in text
+    text = f"{fa_lib.explain(**RIGHT | CASES['lse is infinite in some rows'][0], causal=True)}"
+    assert "lse is wrong in entry 0, heads 2 to 3, rows 64 to 95 (4% of the rows)" in text
     text = f"{fa_lib.explain(**RIGHT | CASES['a block of dk is lost'][0], causal=True)}"
     assert "dk is 0 in entry 0, head 1, rows 64 to 95 (4% of the rows), and right elsewhere." in text
 
@@ -156,6 +160,14 @@ def test_the_derivative_of_the_softcap_counts_once(times):
     others = fa_lib.explain(*(y.detach() for y in (*x, o)), softcap=2.0, dO=dO, **found).others
     bent = "" if times == 1 else f"softcap_{times}"
     assert {each.name: each.change for each in others} == dict(dq=bent, dk=bent, dv="")
+
+
+def test_gradients_of_keys_that_no_row_sees_are_zero():
+    seen = torch.ones(64, N, dtype=torch.bool).tril()
+    o, others = gradients(Q[:, :, :64], K, V, DO[:, :, :64], attn_mask=seen)
+    others["dk"][:, :, 64:] = 1.0
+    found = fa_lib.explain(Q[:, :, :64], K, V, o, mask=seen, dO=DO[:, :, :64], **others)
+    assert "dk is not 0 in rows 64 to 191 (67% of the rows), keys that no row sees, and right elsewhere." in f"{found}"
 
 
 def test_gradients_that_are_zero_are_rounding():

@@ -49,7 +49,7 @@ CHANGES = {  # of an OtherOutput -> what it is
     "elsewhere, or a gradient flowed into lse too (dlse in the file)",
     "no_delta": "the gradient without rowsum(dO * o){rows}",
     "part_of_features": "the gradient with the first {features} features of dO and v alone in dP = dO Vᵀ",
-    "not_finite": "not finite", "zero": "0",
+    "not_finite": "not finite", "zero": "0", "not_zero": "not 0",
     "without_dlse": "the gradient without what flows into lse (dlse)",
     "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
     "of_the_other": "{other}: dq and dk may be exchanged",
@@ -162,8 +162,10 @@ def _other(each, found):
             for at, each_of in counts if each_of
         )  # fmt: skip
         return f"right, were each part added once{where}: {'; '.join(lines)}"
-    if each.change in ("not_finite", "zero"):
-        return f"{CHANGES[each.change]} in {_where(each.where)}, and right elsewhere"
+    if each.change in ("not_finite", "zero", "not_zero"):
+        unseen = ", which see no key" if each.name == "dq" else ", keys that no row sees"
+        unseen = unseen if each.change == "not_zero" else ""
+        return f"{CHANGES[each.change]} in {_where(each.where)}{unseen}, and right elsewhere"
     if each.change:
         other = {"dq": "dk", "dk": "dq"}.get(each.name)
         rows = f" in {_where(each.where)}" if each.where is not None and each.where.is_known else ""

@@ -154,7 +154,9 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
     worst = int(by_head.argmax()) * len(right.groups) // by_head.numel()
     near = min(NEAR, residual / NEARER)
     wrong = error > bounds
-    for value, bad in (("not_finite", (~x.isfinite()).any(-1)), ("zero", (x == 0).all(-1) & wrong.any(-1))):
+    unseen = (due == 0).all(-1) & wrong.any(-1)
+    zero = (x == 0).all(-1) & wrong.any(-1)
+    for value, bad in (("not_finite", (~x.isfinite()).any(-1)), ("zero", zero), ("not_zero", unseen)):
         if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
             where = wrong_regions(rows.expand_as(x), right.places(name), right.shape(name))
             return as_output(verdict=Verdict.BUG, change=value, where=where)
@@ -331,15 +333,18 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     batch, heads, n_q, _ = sample.shape
     x = of_rows(call.others["lse"], "lse", (batch, heads, n_q))
     as_read = "" if x.shape == call.others["lse"].shape else "heads_last"
-    fmt, squares, times, count, off = Format.of(x.dtype), 0.0, 0.0, 0, 0
+    fmt, squares, times, count = Format.of(x.dtype), 0.0, 0.0, 0
     places = places_of(call, sample)
+    off = torch.zeros(batch, heads, n_q, dtype=torch.bool)
     for rows in parts(call, sample, places):
         due = log_sum_exp(rows)
         sees = due.isfinite()  # a NaN score, or no key, has none
         error = (taken(x, *rows.places).double().cpu() - due)[sees].abs().nan_to_num(math.inf)
         if error.numel():
             over = error / _bound(rows, due, fmt)[sees]
-            times, off = max(times, over.max().item()), off + int((over > 1).sum())
+            times = max(times, over.max().item())
+            entries, at, rows_at = rows.places
+            off[entries[:, None, None], at[:, None], rows_at] = sees.masked_scatter(sees, over > 1)
         squares, count = squares + error.square().sum().item(), count + error.numel()
     residual, looked_at = math.sqrt(squares / max(count, 1)), (len(places[2]) * batch * heads, x.numel())
     as_output = partial(OtherOutput, "lse", residual=residual, times=times, looked_at=looked_at)
@@ -354,7 +359,10 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     if least <= min(NEAR, residual / NEARER):
         is_fault = change == "unscaled_maximum" or change == "dialect" and more != WITHOUT_SINKS
         return as_output(verdict=Verdict.BUG if is_fault else Verdict.CONVENTION, change=change, dialect=more)
-    return as_output(verdict=Verdict.PRECISION if residual <= NEAR and off > MOST * count else Verdict.BUG)
+    if residual <= NEAR and off.sum() > MOST * count:
+        return as_output(verdict=Verdict.PRECISION)
+    where = wrong_regions(taken(off, *places)[..., None], places, (batch, heads, n_q, 1))
+    return as_output(verdict=Verdict.BUG, where=where)
 
 
 def _other_log_sum_exps(
