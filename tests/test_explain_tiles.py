@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attention_check.conventions.tile_weights import Rule
+from attention_check.conventions.solved_weights import Rule
 from attention_check.explain.verdict import Verdict
 from fa_lib import explain, kernels
 from fa_lib.numerics.formats import Format

@@ -9,7 +9,6 @@ from torch import Tensor
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import what
 from attention_check.conventions.reading import CapturedCall, Unfit
-from attention_check.conventions.search import rounding_of
 from attention_check.explain.distance import Scan, scan
 from attention_check.explain.explain_words import MEANINGS, gravest, groups, lines
 from attention_check.explain.verdict import Explanation, Verdict
@@ -64,7 +63,7 @@ def write_explained(page: Path, call: CapturedCall, found: Explanation, name: st
     with replacing(issue_file) as path:
         path.write_text(paragraph, encoding="utf-8")
     about = dict(File=source, Output=name) | _about(call)
-    html = _page(found, text, scans, rounding_of(call, [*scans][-1]), about, paragraph)
+    html = _page(found, text, scans, call.rounding([*scans][-1]), about, paragraph)
     with replacing(page) as path:
         path.write_text(html, encoding="utf-8")
 

@@ -11,6 +11,10 @@ from torch import Tensor
 SOFTMAX_OVER = {"over_batch": 0, "over_heads": 1, "over_queries": 2}  # dimension of the scores, other than keys
 
 
+class Unfit(ValueError):
+    """A dialect in which the shapes make no call."""
+
+
 @dataclass(frozen=True)
 class Dialect:
     """A choice for each aspect of a call, "" where it is as the caller believes. The keys are those of

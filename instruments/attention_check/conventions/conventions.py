@@ -1,17 +1,20 @@
 """The conventions that a call of attention may follow, likely ones first, and the option that selects each one."""
 
 import math
-import re
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import groupby, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
-from attention_check.conventions.attention import Dialect
-from attention_check.conventions.reading import BASES, BEFORE, FROM, FURTHER, PAIRS, ROPE, ROTATED, CapturedCall
+from attention_check.conventions.attention import Dialect, Unfit
+from attention_check.conventions.rope import BASES, PAIRS, ROPE, ROTATED
+
+if TYPE_CHECKING:  # which imports this module
+    from attention_check.conventions.reading import CapturedCall
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,19 @@ class Convention:
         fault: nobody means it so.
         fits: an CapturedCall -> whether it is another answer than what the caller believes.
         selects: library -> how to have it, or how to have what the caller believes.
+        how: computes it. Of a scale: (as believed, head_dim) -> the scale. Of a causal mask: (rows, keys, the key that
+            aligns with each row) -> the keys that are seen, (rows, n_kv). Of a layout: tensors by the names q, k, v, o
+            -> the same as (batch, heads, sequence, head_dim). Of roles: q, k, v -> q, k, v in their places. The other
+            aspects are read in `reading`, `rope` and `attention`.
     """
 
     aspect: str
     choice: Any
     label: str
     fault: bool = False
-    fits: Callable[[CapturedCall], bool] = lambda call: True
+    fits: "Callable[[CapturedCall], bool]" = lambda call: True
     selects: Mapping[str, str] = field(default_factory=dict)
+    how: Callable[..., Any] | None = field(default=None, kw_only=True)
 
     @property
     def key(self) -> str:
@@ -85,6 +93,55 @@ def _flat(features):
     return fits
 
 
+def _of(names, change):
+    """A layout in which the tensors of these names are changed."""
+    return lambda tensors: {name: change(x) if name in names else x for name, x in tensors.items()}
+
+
+def _turned(x):
+    return x.transpose(1, 2)
+
+
+def _viewed(x):
+    """Memory of (batch, sequence, heads, head_dim), taken for (batch, heads, sequence, head_dim)."""
+    batch, heads, n, d = x.shape
+    return x.reshape(batch, n, heads, d).transpose(1, 2)
+
+
+def _side_by_side(features):
+    def apart(x):
+        if x.shape[-1] % features:
+            raise Unfit(f"layout: heads of {features} features in {tuple(x.shape)}")
+        return x.flatten(0, 1).unflatten(-1, (-1, features)).transpose(1, 2)
+
+    return _of("qkvo", apart)
+
+
+def _flat_output(turned):
+    """The output alone has its heads side by side; turned: they were behind the sequence before."""
+
+    def apart(tensors):
+        (batch, heads, n, _), features, o = tensors["q"].shape, tensors["v"].shape[-1], tensors["o"]
+        if heads == 1 or o.shape[-1] != heads * features or o.numel() != batch * heads * n * features:
+            raise Unfit(f"layout: o {tuple(o.shape)} of {heads} heads")
+        o = o.reshape(batch, n, heads, features).transpose(1, 2) if turned else o.reshape(batch, heads, n, features)
+        return tensors | dict(o=o)
+
+    return apart
+
+
+def _alone(q, features):
+    """q, with 0 in all other features."""
+    part = torch.zeros_like(q)
+    part[..., features] = q[..., features]
+    return part
+
+
+def _normed(x, power):
+    """A tensor whose rows have the length head_dim to a power, rounded as it is stored."""
+    return (F.normalize(x.double(), dim=-1) * x.shape[-1] ** power).to(x.dtype)
+
+
 FAULT = True
 _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda mask: mask.dtype != torch.bool)
 _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
@@ -119,40 +176,59 @@ BOOLEAN = {
 }
 SCALE = {"the scale": "scale= of torch, JAX and MLX, softmax_scale= of flash-attn, the attribute scale of ONNX"}
 
-NORMED_TO = {"l2": "length 1", "rms": "a root mean square of 1"}  # of reading.NORMS
+NORMS = {"l2": (0.0, "length 1"), "rms": (0.5, "a root mean square of 1")}  # the power of head_dim, as a length
+NORMED = {f"{of}_{norm}": of for of in ("qk", "q", "k") for norm in NORMS}
+FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
+TURNED = {  # layouts -> which tensors are (batch, sequence, heads, head_dim)
+    "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
+    "v_bshd": "v",
+}  # fmt: skip
+SHIFTED = ("later", "before", 1), ("earlier", "behind", -1)
 PACKED = {  # of CapturedCall.masks
     "starts_of_q": "the places of its queries (cu_seqlens in place of cu_seqlens_k)",
     "lengths_of_q": "their own start, and as many as its queries",
 }  # fmt: skip
 
 CONVENTIONS = (
-    Convention("causal", "none", "without the causal mask: rows see later keys", FAULT, _has("causal")),
-    Convention("causal", "top_left", "with its causal mask aligned top-left", fits=_top_left, selects=ALIGNED),
-    Convention("causal", "bottom_right", "with a causal mask", fits=_lacks("causal"), selects=ALIGNED),
-    Convention("layout", "all_bshd", "of tensors read as (batch, sequence, heads, head_dim)", selects=LAYOUT),
-    Convention("layout", "inputs_bshd", "of q, k and v read as (batch, sequence, heads, head_dim)", selects=LAYOUT),
-    Convention("layout", "o_bshd", "with its output as (batch, sequence, heads, head_dim)", selects=LAYOUT),
-    *(Convention("layout", f"{of}_bshd", f"of {' and '.join(of)} read as (batch, sequence, heads, head_dim)", FAULT)
-      for of in ("q", "kv", "k", "v")),
+    Convention("causal", "none", "without the causal mask: rows see later keys", FAULT, _has("causal"),
+               how=lambda rows, keys, own: keys >= 0),
+    Convention("causal", "top_left", "with its causal mask aligned top-left", fits=_top_left, selects=ALIGNED,
+               how=lambda rows, keys, own: keys <= rows),
+    Convention("causal", "bottom_right", "with a causal mask", fits=_lacks("causal"), selects=ALIGNED,
+               how=lambda rows, keys, own: keys <= own),
+    *(Convention("layout", choice, f"{words} (batch, sequence, heads, head_dim)", selects=LAYOUT,
+                 how=_of(TURNED[choice], _turned)) for choice, words in (
+        ("all_bshd", "of tensors read as"), ("inputs_bshd", "of q, k and v read as"), ("o_bshd", "with its output as"),
+    )),
+    *(Convention("layout", f"{of}_bshd", f"of {' and '.join(of)} read as (batch, sequence, heads, head_dim)", FAULT,
+                 how=_of(of, _turned)) for of in ("q", "kv", "k", "v")),
     Convention("layout", "o_reshaped", "with its output reshaped from (batch, sequence, heads, head_dim), where it "
-               "should be transposed", FAULT),
-    *(Convention("layout", f"{of}_reshaped", f"of {words} with the strides of (batch, sequence, heads, head_dim)",
-                 FAULT) for of, words in dict(q="q read", k="k read", v="v read", inputs="q, k and v read",
-                                            all="tensors read and written").items()),
+               "should be transposed", FAULT, how=_of("o", _viewed)),
+    *(Convention("layout", f"{name}_reshaped", f"of {words} with the strides of (batch, sequence, heads, head_dim)",
+                 FAULT, how=_of(of, _viewed)) for name, of, words in (
+        ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),
+        ("all", "qkvo", "tensors read and written"),
+    )),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
-                 "last two dimensions are exchanged in memory", FAULT) for name in "qkv"),
+                 "last two dimensions are exchanged in memory", FAULT, how=_of(name, lambda x: x.mT.reshape(x.shape)))
+      for name in "qkv"),
     Convention("layout", "o_flat_reshaped", "with its output viewed as (batch, sequence, heads * head_dim), where it "
-               "should be transposed first", FAULT),
-    Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE),
-    *(Convention("layout", f"flat_{features}", f"of heads of {features} features side by side in the last dimension",
-                 fits=_flat(features), selects=SIDE_BY_SIDE) for features in HEAD_DIMS),
-    Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE),
-    Convention("scale", "one", "with the scale 1", selects=SCALE),
-    Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE),
-    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale),
-    Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT),
-    Convention("scale", "log2_e", "with powers of e of scores scaled for powers of 2 (times log2 e)", FAULT),
-    Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT),
+               "should be transposed first", FAULT, how=_flat_output(False)),
+    Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE,
+               how=_flat_output(True)),
+    *(Convention("layout", f"{FLAT}{features}", f"of heads of {features} features side by side in the last dimension",
+                 fits=_flat(features), selects=SIDE_BY_SIDE, how=_side_by_side(features)) for features in HEAD_DIMS),
+    Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE,
+               how=lambda believed, d: d**-0.5),
+    Convention("scale", "one", "with the scale 1", selects=SCALE, how=lambda believed, d: 1.0),
+    Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE, how=lambda believed, d: 1 / d),
+    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale,
+               how=lambda believed, d: believed**2),
+    Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT, how=lambda believed, d: d**0.5),
+    Convention("scale", "log2_e", "with powers of e of scores scaled for powers of 2 (times log2 e)", FAULT,
+               how=lambda believed, d: believed / math.log(2)),
+    Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT,
+               how=lambda believed, d: believed * math.log(2)),
     Convention("mask", "ignored", "without the mask", FAULT, _has("mask")),
     Convention("mask", "inverted", "with the boolean mask of the other polarity: True is hidden", fits=_boolean,
                selects=BOOLEAN),
@@ -190,33 +266,43 @@ CONVENTIONS = (
     Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
     Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT),
     Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT,
-               lambda call: call.q.shape[2] > 1),
-    Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT),
-    Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
-    *(Convention("causal", f"tiles_of_{keys}", f"with a causal mask for whole tiles of {keys} keys: rows see the "
-                 "rest of their own tile", FAULT, lambda call, keys=keys: call.k.shape[2] > keys) for keys in TILES),
-    *(Convention("causal", f"chunks_of_{keys}", f"with a causal mask within chunks of {keys} keys"
-                 + ", as if tiles before a row's own were lost" * (keys <= LOST), keys <= LOST,
-                 lambda call, n=keys: (call.k.shape[2] - call.q.shape[2]) // n < (call.k.shape[2] - 1) // n)
-      for keys in CHUNKS),
+               lambda call: call.q.shape[2] > 1, how=lambda rows, keys, own: keys < own),
+    Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT,
+               how=lambda rows, keys, own: keys <= own + 1),
+    Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT,
+               how=lambda rows, keys, own: keys >= own),
+    *(Convention("causal", f"tiles_of_{n}", f"with a causal mask for whole tiles of {n} keys: rows see the rest of "
+                 "their own tile", FAULT, lambda call, n=n: call.k.shape[2] > n,
+                 how=lambda rows, keys, own, n=n: keys < (own // n + 1) * n) for n in TILES),
+    *(Convention("causal", f"chunks_of_{n}", f"with a causal mask within chunks of {n} keys"
+                 + ", as if tiles before a row's own were lost" * (n <= LOST), n <= LOST,
+                 lambda call, n=n: (call.k.shape[2] - call.q.shape[2]) // n < (call.k.shape[2] - 1) // n,
+                 how=lambda rows, keys, own, n=n: (keys <= own) & (keys >= own // n * n)) for n in CHUNKS),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
     Convention("softmax", "not_divided", "not divided by its row sum", FAULT),
     Convention("softmax", "plus_one", "with 1 added to the row sum (softmax off by one, a sink of 0)"),
-    *(Convention("roles", f"{a}_and_{b}_swapped", f"with {a} and {b} exchanged", FAULT) for a, b in ("qk", "kv", "qv")),
-    *(Convention("roles", f"{of}_one_{key}", words.format(side), FAULT) for of, words in (
-        ("v", "with each value that of the key {}"),
-        ("k", "with each key replaced by the one {}, and values as they are"),
-    ) for key, side in (("later", "before"), ("earlier", "behind"))),
-    Convention("roles", "negative", "with the opposite sign of its scores", FAULT),
-    *(Convention("roles", f"{half}_half", f"with scores of the {half} half of the features alone", FAULT)
-      for half in ("first", "last")),
+    Convention("roles", "q_and_k_swapped", "with q and k exchanged", FAULT, how=lambda q, k, v: (k, q, v)),
+    Convention("roles", "k_and_v_swapped", "with k and v exchanged", FAULT, how=lambda q, k, v: (q, v, k)),
+    Convention("roles", "q_and_v_swapped", "with q and v exchanged", FAULT, how=lambda q, k, v: (v, k, q)),
+    *(Convention("roles", f"v_one_{key}", f"with each value that of the key {side}", FAULT,
+                 how=lambda q, k, v, by=by: (q, k, v.roll(by, -2))) for key, side, by in SHIFTED),
+    *(Convention("roles", f"k_one_{key}", f"with each key replaced by the one {side}, and values as they are", FAULT,
+                 how=lambda q, k, v, by=by: (q, k.roll(by, -2), v)) for key, side, by in SHIFTED),
+    Convention("roles", "negative", "with the opposite sign of its scores", FAULT, how=lambda q, k, v: (-q, k, v)),
+    Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT,
+               how=lambda q, k, v: (_alone(q, slice(q.shape[-1] // 2)), k, v)),
+    Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT,
+               how=lambda q, k, v: (_alone(q, slice(q.shape[-1] // 2, None)), k, v)),
     *(Convention("roles", f"first_{d}", f"with scores of the first {d} features alone", FAULT,
-                 lambda call, d=d: d < call.q.shape[-1] != 2 * d) for d in (16, 32, 64, 96, 128)),
-    *(Convention("roles", f"{of}_{norm}", f"with {' and '.join(of)} normalised to {words}", FAULT)
-      for (norm, words), of in product(NORMED_TO.items(), ("qk", "q", "k"))),
-    Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
+                 lambda call, d=d: d < call.q.shape[-1] != 2 * d, how=lambda q, k, v, d=d: (_alone(q, slice(d)), k, v))
+      for d in (16, 32, 64, 96, 128)),
+    *(Convention("roles", f"{of}_{norm}", f"with {' and '.join(of)} normalised to {length}", FAULT,
+                 how=lambda q, k, v, of=of, power=power: (
+                     _normed(q, power) if "q" in of else q, _normed(k, power) if "k" in of else k, v))
+      for (norm, (power, length)), of in product(NORMS.items(), ("qk", "q", "k"))),
+    Convention("roles", "v_transposed", "with each head of v transposed", FAULT, how=lambda q, k, v: (q, k, v.mT)),
     *(Convention("roles", f"{ROPE}{key}_{pairs}_{base}",
                  f"with RoPE on {words} (base {float(base):,.0f}, features {features} together)", FAULT)
       for (key, words), (pairs, features), base in product(ROTATED.items(), PAIRS.items(), BASES)),
@@ -255,17 +341,6 @@ def _of_sources(sources):
     return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of {of}"])
 
 
-def _turned(which: str, pairs: str, base: str) -> str:
-    """Of a role with RoPE that has a number."""
-    name, number = re.fullmatch(r"([a-z]+)(-?\d+)", which).groups()  # pyright: ignore[reportOptionalMemberAccess]
-    count, side = abs(int(number)), "too far" if int(number) > 0 else "too few"
-    words = {
-        FURTHER: f"q turned by RoPE {count} position{'s' * (count > 1)} {side}",
-        BEFORE: f"RoPE once more on the keys before {count}", FROM: f"RoPE once more on the keys from {count} on",
-    }[name]  # fmt: skip
-    return f"with {words} (base {float(base):,.0f}, features {PAIRS[pairs]} together)"
-
-
 def what(dialect: Mapping[str, Any]) -> str:
     """The changes of a Dialect in words: "attention without the mask, with the scale 1"."""
     names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
@@ -278,8 +353,8 @@ def what(dialect: Mapping[str, Any]) -> str:
     for aspect, words in FITTED.items():
         if isinstance(value := dialect.get(aspect), float) and (aspect, value) not in BY_CHOICE:
             names.append(words.format(value, keys=math.exp(min(value, 99.0)) if aspect == "sink" else 0))
-    if (role := str(dialect.get("roles", ""))) not in (each.choice for each in CONVENTIONS) and role.startswith(ROPE):
-        names.append(_turned(*role.removeprefix(ROPE).split("_")))
+    if (role := dialect.get("roles")) and ("roles", role) not in BY_CHOICE:
+        names.append(words(role))
     if "keys" in dialect:
         first, end = dialect["keys"]
         names.append(f"of keys {first} to {end - 1} alone")

@@ -10,20 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, changed, scores, weights
-from attention_check.conventions.reading import (
-    BASES,
-    BEFORE,
-    FROM,
-    FURTHER,
-    NORMED,
-    PAIRS,
-    ROPE,
-    CapturedCall,
-    Reader,
-    Unfit,
-)
-from attention_check.conventions.search import FEW, NEAR, Fit, rounding_of
+from attention_check.conventions import rope
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, Unfit, changed, scores, weights
+from attention_check.conventions.conventions import NORMED
+from attention_check.conventions.reading import FEW, CapturedCall, Reader
+from attention_check.conventions.search import NEAR, Fit
 
 SCORES = 2**14  # of rows that numbers are fitted to
 LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever so many keys
@@ -32,7 +23,6 @@ FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
 SOURCES = 2**20  # heads of q times those of k, times keys: more are not tried with each other
 NEAREST = 3  # dialects beside which numbers are fitted
-OFFSETS, TURNED = 128, 2**19  # positions that RoPE may be off; features of q times keys: with more, none is tried
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
@@ -143,11 +133,11 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
         fits: of `search`, one of which may be. tried: gets the fitted dialects that were tried, right or not.
     """
     first = fits[0]
-    if first.residual <= rounding_of(call, first.dialect):
+    if first.residual <= call.rounding(first.dialect):
         yield first.dialect, first.residual  # if its bound refuses it, others or numbers may come nearer
     near = sorted(fits, key=lambda each: each.residual)
     nearer = [each for each in near if each.residual < first.residual]  # few: Baseline of a dialect takes long
-    nearer = [each for each in nearer if each.residual < rounding_of(call, each.dialect)]
+    nearer = [each for each in nearer if each.residual < call.rounding(each.dialect)]
     yield from ((each.dialect, each.residual) for each in sorted(nearer, key=lambda each: len(each.dialect.changes())))
     bases = [Dialect(), first.dialect, *(each.dialect for each in near[:NEAREST])]
     bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
@@ -167,12 +157,11 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
             samples.append(Sample(reader, base, believed))
         except Unfit:
             continue
-    for found in (_discrete(reader, samples, believed), _continuous(samples)):  # the first cost least
+    for found in (_read_off(reader, samples, believed), _fitted(samples)):  # the first cost least
         rated = [each for each in found if each[0] not in bases]
         if tried is not None:
             tried += rated
-        near = [each for each in rated if each[1] <= NEAR]
-        held = [each for each in near if each[1] <= HELD_OUT * rounding_of(call, each[0])]
+        held = [each for each in rated if each[1] <= NEAR and each[1] <= HELD_OUT * call.rounding(each[0])]
         yield from sorted(held, key=lambda each: len(each[0].changes()))
 
 
@@ -185,27 +174,23 @@ def _room(call):
     return entries, max(min(heads, room // (entries * rows * n_kv)), LEAST[1]), rows
 
 
-def _discrete(reader, samples, believed) -> Iterator[Rated]:
-    """Dialects beside the samples' with the windows, the range of keys, the order of heads or their k and v that is
-    nearest."""
+def _read_off(reader, samples, believed) -> Iterator[Rated]:
+    """Dialects beside the samples' that READ_OFF gives."""
     few = Reader(reader.call, FEWEST)
     for base in (sample.base for sample in samples):
         try:
-            made = [*_windows(few, base), _range(few, base), _heads(few.call, base), own_sources(few.call, base)]
-            features, keys = few.call.q.shape[-1], few.call.k.shape[2]
-            if base == Dialect() and features > 1 and features * keys <= TURNED:
-                made += _further(few, base), _part_turned(few, base)
+            found = [dialect for find in READ_OFF for dialect in find(few, base)]
         except Unfit:
             continue
-        for dialect in made:  # of one query, a window and a range of keys are the same: a window is likelier
+        for dialect in found:
             try:
-                other = Sample(reader, dialect, believed)
+                sample = Sample(reader, dialect, believed)
             except Unfit:
                 continue
-            yield dialect, other.residual(other.error({}, False)[0], True)
+            yield dialect, sample.residual(sample.error({}, False)[0], True)
 
 
-def _continuous(samples) -> Iterator[Rated]:
+def _fitted(samples) -> Iterator[Rated]:
     """Dialects with the numbers of each family that are nearest, beside the sample that comes nearest with them, and
     beside that of fewest changes."""
     for family in FAMILIES:
@@ -303,15 +288,13 @@ def _kept(sample, numbers):
 def _range(few, base):
     """Keys before or from some place on alone are seen."""
     rows = _narrow(few.rows(replace(base, keys=None)))
-    P, n_kv, best = _unnormalised(rows), rows.shape[3], (math.inf, base)
+    P, n_kv = _unnormalised(rows), rows.shape[3]
     order = torch.arange(n_kv).expand(rows.q.shape[2], -1)
-    sums = _errors(P, rows, order).sum(0), _errors(P, rows, order.flip(-1)).sum(0).flip(0)
-    for way, errors in enumerate(sums):
-        at = int(errors.argmin())
-        keys = (0, at + 1) if way == 0 else (at, n_kv)
-        if errors[at] < best[0] and keys != (0, n_kv):
-            best = (errors[at].item(), replace(base, keys=keys))
-    return best[1]
+    before, after = _errors(P, rows, order).sum(0), _errors(P, rows, order.flip(-1)).sum(0).flip(0)
+    first, last = int(after.argmin()), int(before.argmin())
+    tried = [(before[last], (0, last + 1)), (after[first], (first, n_kv))]
+    if tried := [each for each in tried if each[1] != (0, n_kv)]:
+        yield replace(base, keys=min(tried, key=lambda each: each[0])[1])
 
 
 def _windows(few, base):
@@ -338,55 +321,29 @@ def _reach(keys, side, never):
     return keys.clamp(min=0) if side is True else torch.where(keys > (never if side is None else side), never, 0)
 
 
-def _further(few, base):
-    """RoPE turns q by some positions more or fewer than it should."""
-    rows = _narrow(few.rows(base))
-    d, n_kv = rows.q.shape[-1] // 2 * 2, rows.shape[3]
-    best, offsets = (math.inf, base), torch.arange(-OFFSETS, OFFSETS + 1).double().split(max(SCORES // n_kv, 1))
-    for pairs, of_base, at in product(PAIRS, BASES, offsets):
-        (a, b), (x, y) = (
-            (z[..., : d // 2], z[..., d // 2 : d]) if pairs == "halves" else (z[..., :d:2], z[..., 1:d:2])
-            for z in (rows.q[..., None, :], rows.k[:, :, None])
-        )
-        angles = at[:, None] * float(of_base) ** (-torch.arange(0, d, 2).double() / d)  # (offsets, d / 2)
-        S = (a * x + b * y) @ angles.cos().mT + (a * y - b * x) @ angles.sin().mT  # (..., rows, n_kv, offsets)
-        P = torch.softmax(S * rows.scale + rows.bias[..., None], -2).nan_to_num(0.0)
-        error = (torch.einsum("ehrko,ehkf->ehrfo", P, rows.v) - rows.o[..., None]).square().sum((0, 1, 2, 3))
-        if error.min() < best[0]:
-            by = int(at[error.argmin()])
-            best = error.min().item(), replace(base, roles=f"{ROPE}{FURTHER}{by}_{pairs}_{of_base}") if by else base
-    return best[1]
-
-
-def _part_turned(few, base):
-    """RoPE turns the first keys once more, as those of a cache, or the last ones."""
-    rows, best = _narrow(few.rows(base)), (math.inf, base)
-    for pairs, of_base in product(PAIRS, BASES):
-        turned = few.rows(replace(base, roles=f"{ROPE}k_{pairs}_{of_base}"))
-        both = [scores(each) for each in (rows, turned)]
-        m = torch.maximum(*both).amax(-1, keepdim=True)
-        own, other = (torch.exp(S - m.where(m > -math.inf, 0.0)) for S in both)  # (entries, heads, rows, n_kv)
-        for side, (first, last) in ((BEFORE, (other, own)), (FROM, (own, other))):
-            change = first - last  # of the weights before a key, (l) and (l V) for each key
-            l = last.sum(-1, keepdim=True) + change.cumsum(-1)
-            lv = (last @ rows.v)[..., None, :] + (change[..., None] * rows.v[:, :, None]).cumsum(-2)
-            error = (lv / l.clamp(min=TINY)[..., None] - rows.o[..., None, :]).square().sum((0, 1, 2, 4))  # (n_kv,)
-            key = int(error.argmin()) + 1
-            if error.min() < best[0] and key < rows.shape[3]:
-                best = error.min().item(), replace(base, roles=f"{ROPE}{side}{key}_{pairs}_{of_base}")
-    return best[1]
-
-
-def _heads(call, base):
+def _heads(few, base):
     """Heads of the output in the order that is nearest, where each is nearest to another one."""
-    rows = call.rows(base, (1, MANY, FEWEST[2]))
+    rows = few.call.rows(base, (1, MANY, FEWEST[2]))
     heads = rows.shape[1]
-    if base.heads or heads == 1 or rows.o.shape[1] < heads:
-        return base
-    due, found = (x[0].nan_to_num(0.0).flatten(1) for x in (rows.golden, rows.o))
-    order = tuple(torch.cdist(due, found).argmin(1).tolist())
-    other = len({*order}) == heads and order != tuple(range(heads))
-    return replace(base, heads=order) if other else base
+    if not base.heads and heads > 1 and rows.o.shape[1] == heads:
+        due, found = (x[0].nan_to_num(0.0).flatten(1) for x in (rows.golden, rows.o))
+        order = tuple(torch.cdist(due, found).argmin(1).tolist())
+        if len({*order}) == heads and order != tuple(range(heads)):
+            yield replace(base, heads=order)
+
+
+def _sources(few, base):
+    """k and v of other entries and heads."""
+    own = own_sources(few.call, base)
+    if own != base:
+        yield own
+
+
+def _rope(few, base):
+    """RoPE in other places, by a number."""
+    if base == Dialect():
+        roles = rope.read_off(lambda role: _narrow(few.rows(replace(base, roles=role))))
+        yield from (replace(base, roles=role) for role in roles)
 
 
 def own_sources(call: CapturedCall, base: Dialect) -> Dialect:
@@ -442,3 +399,7 @@ def prefix_errors(P: Tensor, rows: Rows, order: Tensor | None = None, sink: Tens
 
 def _errors(P, rows, order):
     return prefix_errors(P, rows, order).nan_to_num(0.0).sum(0)  # (rows, n_kv)
+
+
+READ_OFF = (_windows, _range, _heads, _sources, _rope)  # give dialects beside a base, read off some rows of the output;
+# of one query a window and a range of keys are the same: a window is likelier

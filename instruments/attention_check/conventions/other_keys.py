@@ -10,7 +10,6 @@ from torch import Tensor
 from attention_check.conventions.attention import Dialect, Rows, changed, scores, weights
 from attention_check.conventions.fitting import FEATURES, HELD_OUT, TINY, prefix_errors
 from attention_check.conventions.reading import HIDDEN, CapturedCall, Reader, Unfit
-from attention_check.conventions.search import rounding_of
 
 ENTRIES, HEADS = 16, 3  # that are looked at, at most
 SUMS = 2**21  # entries times rows times keys of a head, at most
@@ -79,7 +78,7 @@ def last_keys(call: CapturedCall) -> tuple[Span, ...]:
     hidden = torch.arange(n_kv) < first
     size = rows.o.square().sum((1, 3))  # (entries, rows)
     halves = [_cumulative(rows, hidden, slice(start, None, 2)) for start in (0, 1)]
-    allowed = (HELD_OUT * rounding_of(call)) ** 2 * torch.maximum(size, size.mean() / n_kv) / 2
+    allowed = (HELD_OUT * call.rounding()) ** 2 * torch.maximum(size, size.mean() / n_kv) / 2
     held = halves[1].gather(-1, halves[0].argmin(-1, keepdim=True))[..., 0]
     if not ((held <= 4 * allowed).double().mean() >= 0.98 and held.sum() <= allowed.sum()):
         return ()
@@ -130,7 +129,7 @@ def moved_values(call: CapturedCall) -> tuple[Page, ...]:
     P, tries = weights(rows), [size for size in PAGES if 2 <= -(-n_kv // size) <= TILES]
     if not rows.counted.all() or not rows.v.isfinite().all():
         return ()
-    size_of, allowed = rows.o[..., 1::2].norm(), HELD_OUT * rounding_of(call)
+    size_of, allowed = rows.o[..., 1::2].norm(), HELD_OUT * call.rounding()
     for size in tries:
         more = -n_kv % size
         p, v = F.pad(P, (0, more)).unflatten(-1, (-1, size)), F.pad(rows.v, (0, 0, 0, more)).unflatten(2, (-1, size))
@@ -166,7 +165,7 @@ def foreign_page(call: CapturedCall, entry: int) -> Page | None:
         return None
     k, v = (x[:, heads].double().cpu() for x in (call.k, call.v))  # (batch, heads, n_kv, head_dim)
     others = torch.exp(rows.q @ k.mT * rows.scale - shift)  # (batch, heads, rows, n_kv)
-    own, allowed = torch.exp(S - shift), HELD_OUT * rounding_of(call)
+    own, allowed = torch.exp(S - shift), HELD_OUT * call.rounding()
     for size in PAGES:
         if n_kv % size or n_kv == size or batch * (n_kv // size) ** 2 > TRIES:
             continue

@@ -1,51 +1,29 @@
 """A call as somebody has it, and its rows as a dialect reads them: layouts, roles, masks, windows."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, Unfit
+from attention_check.conventions.conventions import BY_CHOICE
 from attention_check.conventions.low_bits import OF_P, baseline_of, precision_of
+from attention_check.conventions.rope import ROPE, rotated
 from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
 
 SAMPLED = 2, 8, 48  # entries of the batch, heads of each entry, rows of each head: so many are looked at
+FEW = 2, 3, 16  # the same, on which dialects are tried
+ENOUGH = 2.0  # times Baseline's residual: rounding, where nothing more is looked for
+UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
 HIDDEN = -9e3  # of a mask of numbers, as far as which it hides: -1e4 does in FP16
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
-LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
-    "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
-    "v_bshd": "v",
-}  # fmt: skip
-RESHAPED = {"inputs": "qkv", "all": "qkvo"}
-FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
-VALUES: dict[str, Callable[[Tensor], Tensor]] = {
-    "v_transposed": lambda v: v.mT, "v_one_later": lambda v: v.roll(1, -2), "v_one_earlier": lambda v: v.roll(-1, -2),
-}  # fmt: skip
-KEYS = {"k_one_later": 1, "k_one_earlier": -1}  # moves K along the sequence, and not V
-QUERIES = {"negative": (-1, -1), "first_half": (1, 0), "last_half": (0, 1)}  # times each half of a query's features
-NORMS = {"l2": 0.0, "rms": 0.5}  # a norm -> the power of head_dim that the length of what it gives is
-NORMED = {f"{of}_{norm}": (of, power) for of in ("qk", "q", "k") for norm, power in NORMS.items()}
-ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the base
-ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
-           "k": "k once more", "other": "q in other pairs of features than k's"}  # fmt: skip
-FURTHER = "further"  # in place of a key of ROTATED, with a number of positions behind it: q is rotated so many more
-BEFORE, FROM = "kbefore", "kfrom"  # the same, with a key behind it: "k" for the keys before it, or from it on
-PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features that are rotated together
-BASES = "1e4", "5e5", "1e6"
-ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
-
-
-class Unfit(ValueError):
-    """A dialect in which the shapes make no call."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +59,7 @@ class CapturedCall:
     masks: dict[str, Tensor] = field(default_factory=dict)
     starts: tuple[int, ...] = ()
     at: Places | None = None
+    _roundings: dict[Dialect, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def fmt(self) -> Format:
@@ -102,6 +81,27 @@ class CapturedCall:
     def rows(self, dialect: Dialect, most: tuple[int, int, int] = SAMPLED, places: Places | None = None) -> Rows:
         """The sampled rows in a dialect; most, places: as of a Reader. Raises Unfit where the shapes make no call."""
         return Reader(self, most, places).rows(dialect)
+
+    def rounding(self, dialect: Dialect | None = None) -> float:
+        """The relative residual up to which an error is rounding in a dialect, None as believed: ENOUGH times that of
+        Baseline on FEW rows, and UNITS where Baseline does not compute the dialect."""
+        dialect = replace(dialect or Dialect(), factor=1.0)
+        if dialect not in self._roundings:
+            self._roundings[dialect] = self._rounding(dialect)
+        return self._roundings[dialect]
+
+    def _rounding(self, dialect):
+        units = UNITS * self.fmt.unit_roundoff
+        if not dialect.is_standard:
+            return units
+        try:
+            rows = self.rows(dialect, FEW)
+            own = self.baseline(rows)
+        except ValueError:  # the shapes do not fit, Unfit among them
+            return units
+        counted = (rows.seen & rows.golden.isfinite() & own.isfinite()).all(-1)
+        size, error = (x.square().mean(-1)[counted] for x in (rows.golden, own - rows.golden))
+        return ENOUGH * (error.sum() / size.sum()).sqrt().item() if size.sum() > 0 else units
 
 
 class Reader:
@@ -170,7 +170,7 @@ class Reader:
         q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
         k, v = (x[of_entry, of_key].double().cpu() for x in (k, v))
         if roles.startswith(ROPE):
-            q, k = (x.to(self.call.q.dtype).double() for x in _rotated(q, k, roles, rows + shape[3] - shape[2]))
+            q, k = (x.to(self.call.q.dtype).double() for x in rotated(q, k, roles, rows + shape[3] - shape[2]))
         return q, k, v, o, q @ k.mT, shape, places
 
     def _bias(self, causal, mask, window, keys, alibi, shape, over):
@@ -179,81 +179,27 @@ class Reader:
         return _added(options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
 
 
-def _rotated(q, k, roles, at):
-    """q (..., rows, head_dim), of rows at positions, and k (..., n_kv, head_dim), with a rotary embedding that a role
-    names (arXiv 2104.09864)."""
-    what, pairs, base = roles.removeprefix(ROPE).split("_")
-
-    def rotated(x, positions, pairs=pairs):
-        d = x.shape[-1] // 2 * 2
-        angles = positions[:, None] * float(base) ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-        a, b = (x[..., : d // 2], x[..., d // 2 : d]) if pairs == "halves" else (x[..., :d:2], x[..., 1:d:2])
-        turned = a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()
-        found = torch.cat(turned, -1) if pairs == "halves" else torch.stack(turned, -1).flatten(-2)
-        return torch.cat([found, x[..., d:]], -1)
-
-    sign, keys = -1 if what == "neither" else 1, torch.arange(k.shape[-2])
-    if what.startswith(FURTHER):
-        return rotated(q, torch.full_like(at, int(what.removeprefix(FURTHER)))), k
-    if side := next((side for side in (BEFORE, FROM) if what.startswith(side)), ""):
-        part = (keys < int(what.removeprefix(side))) == (side == BEFORE)
-        return q, rotated(k, keys).where(part[:, None], k)
-    if what == "other":
-        return rotated(rotated(q, -at), at, next(each for each in PAIRS if each != pairs)), k
-    return q if what == "k" else rotated(q, sign * at), k if what == "q" else rotated(k, sign * keys)
-
-
 def _laid_out(call, layout, roles):
     """q, k, v, o as (batch, heads, sequence, head_dim)."""
     tensors = dict(q=call.q, k=call.k, v=call.v, o=call.o)
-    tensors = {name: as_read(x, name, layout) for name, x in tensors.items()}
-    name, _, misread = layout.partition("_")
-    for each in (RESHAPED.get(name) or name) if misread == "reshaped" else ():  # memory of (batch, sequence, heads,
-        batch, heads, n, d = tensors[each].shape  # head_dim), taken for (batch, heads, sequence, head_dim)
-        tensors[each] = tensors[each].reshape(batch, n, heads, d).transpose(1, 2)
-    if misread == "column_major":  # memory of (batch, heads, head_dim, sequence)
-        tensors[name] = tensors[name].mT.reshape(tensors[name].shape)
-    q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
-    if roles in VALUES:
-        v = VALUES[roles](v)
-    if roles.removeprefix("first_").isdigit():
-        q = F.pad(q[..., : (of := int(roles.removeprefix("first_")))], (0, max(q.shape[-1] - of, 0)))
-    if roles in NORMED:
-        of, power = NORMED[roles]
-        q, k = (_normed(x, power) if name in of else x for name, x in (("q", q), ("k", k)))
-    if roles in KEYS:
-        k = k.roll(KEYS[roles], -2)
-    if roles in QUERIES:
-        first, last = q.tensor_split([q.shape[-1] // 2], -1)
-        q = torch.cat([times * x for times, x in zip(QUERIES[roles], (first, last))], -1)
-    o = tensors["o"]
-    if layout.startswith("o_flat"):
-        heads, features = q.shape[1], v.shape[-1]
-        if heads == 1 or o.shape[-1] != heads * features or o.numel() != q.shape[:-1].numel() * features:
-            raise Unfit(f"layout: o {tuple(o.shape)} of {heads} heads")
-        batch, n = q.shape[0], q.shape[2]
-        flat = layout == "o_flat"
-        o = o.reshape(batch, n, heads, features).transpose(1, 2) if flat else o.reshape(batch, heads, n, features)
+    q, k, v, o = (_how("layout", layout)(tensors) if layout else tensors).values()
+    if roles and not roles.startswith(ROPE):
+        q, k, v = _how("roles", roles)(q, k, v)
     fits = q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1] and q.shape[0] == k.shape[0]
     if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
         raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")
     return q, k, v, o
 
 
-def _normed(x, power):
-    """A tensor whose rows have the length head_dim to a power, rounded as it is stored."""
-    return (F.normalize(x.double(), dim=-1) * x.shape[-1] ** power).to(x.dtype)
+def _how(aspect, choice):
+    """The function that computes a listed choice; raises a KeyError where it is not listed."""
+    return BY_CHOICE[aspect, choice].how or (lambda *values: values)
 
 
 def as_read(x: Tensor, name: str, layout: str) -> Tensor:
     """A tensor that is laid out as "q", "k", "v" or "o", as (batch, heads, sequence, features), of a Dialect's layout;
     raises Unfit where heads of so many features do not fill its last dimension."""
-    if layout.startswith(FLAT):
-        features = int(layout.removeprefix(FLAT))
-        if x.shape[-1] % features:
-            raise Unfit(f"layout: heads of {features} features in {name} {tuple(x.shape)}")
-        return x.flatten(0, 1).unflatten(-1, (-1, features)).transpose(1, 2)
-    return x.transpose(1, 2) if name in LAYOUTS.get(layout, "") else x
+    return _how("layout", layout)({name: x})[name] if layout else x
 
 
 def _scale(options, dialect, d):
@@ -261,10 +207,7 @@ def _scale(options, dialect, d):
     believed = options.get("scale") or d**-0.5
     if isinstance(dialect.scale, float):
         return dialect.scale * believed
-    return {
-        "": believed, "default": d**-0.5, "one": 1.0, "one_over_d": 1 / d, "sqrt_d": d**0.5, "twice": believed**2,
-        "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
-    }[dialect.scale]  # fmt: skip
+    return _how("scale", dialect.scale)(believed, d) if dialect.scale else believed
 
 
 def _softcap(options, dialect):
@@ -280,18 +223,8 @@ def _added(options, reading, places, shape):
     own = rows[:, None] + (n_kv - n_q)  # the key of a row, aligned bottom-right
     keys = torch.arange(n_kv)[None]
     distance = keys - own  # (rows, n_kv), above 0 for later keys
-    near = torch.ones(len(rows), n_kv, dtype=torch.bool)
-    if causal.startswith("tiles_of_"):
-        size = int(causal.removeprefix("tiles_of_"))
-        near &= keys < (own // size + 1) * size
-        causal = "none"
-    if causal.startswith("chunks_of_"):
-        size, causal = int(causal.removeprefix("chunks_of_")), "bottom_right"
-        near &= keys >= own // size * size
-    near &= {
-        "none": near, "bottom_right": distance <= 0, "top_left": keys <= rows[:, None], "strict": distance < 0,
-        "one_later": distance <= 1, "reversed": distance >= 0,
-    }[causal or ("bottom_right" if options.get("causal") else "none")]  # fmt: skip
+    how = _how("causal", causal or ("bottom_right" if options.get("causal") else "none"))
+    near = how(rows[:, None], keys, own).expand(len(rows), n_kv).clone()
     left, right = _window(options, window)
     near &= torch.ones_like(near) if left is None else distance >= -left
     near &= torch.ones_like(near) if right is None else distance <= right

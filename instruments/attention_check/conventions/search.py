@@ -11,9 +11,8 @@ from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, changed
 from attention_check.conventions.conventions import CONVENTIONS
-from attention_check.conventions.reading import ROPE, CapturedCall, Reader, Unfit
+from attention_check.conventions.reading import FEW, ROPE, CapturedCall, Reader, Unfit
 
-FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
 NEAR = 0.1  # a residual of the right function, in coarse arithmetic
 LIKELY = dict(
     layout=("all_bshd", "inputs_bshd", "o_bshd"), scale=("default", "one", "one_over_d"),
@@ -21,8 +20,6 @@ LIKELY = dict(
 )  # fmt: skip
 BEAM = 5  # dialects that another convention is tried beside
 DEPTH = 3  # conventions together, at most
-ENOUGH = 2.0  # times Baseline's residual: rounding, where nothing more is looked for
-UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 SIMPLER = 1.25  # times the least residual: so near, the dialect of fewer conventions is taken
 BELIEVED = 3.0  # times the least residual: so near, the believed dialect is taken
 PART = 0.4  # of the rows
@@ -77,7 +74,7 @@ def search(call: CapturedCall) -> list[Fit]:
     """
     reader, choices = Reader(call, FEW), [each for each in CONVENTIONS if each.fits(call)]
     found: dict[Dialect, Fit | None] = {}  # None where the shapes make no call, or it says nothing
-    enough = rounding_of(call)
+    enough = call.rounding()
 
     def tried(dialects: Iterable[Dialect]) -> list[Fit]:
         """All that were tried, and these, the nearest first."""
@@ -110,24 +107,6 @@ def is_flat(rows: Rows, rounding: float) -> bool:
     """Whether an output in a dialect of other scores is as near without any: it says nothing of what they are."""
     flat = replace(rows, products=torch.zeros_like(rows.products))
     return bool(rows.dialect.scale or rows.dialect.roles) and fit(flat).residual <= rounding
-
-
-def rounding_of(call: CapturedCall, dialect: Dialect | None = None) -> float:
-    """The relative residual up to which an error is rounding: ENOUGH times that of Baseline on the sampled rows, and
-    UNITS where Baseline does not compute the dialect."""
-    units, dialect = UNITS * call.fmt.unit_roundoff, replace(dialect or Dialect(), factor=1.0)
-    if not dialect.is_standard:
-        return units
-    try:
-        rows = call.rows(dialect, FEW)
-        own = call.baseline(rows)
-    except ValueError:  # the shapes do not fit, Unfit among them
-        return units
-    counted = (rows.seen & rows.golden.isfinite() & own.isfinite()).all(-1)
-    size, error = (x.square().mean(-1)[counted] for x in (rows.golden, own - rows.golden))
-    if not size.sum() > 0:
-        return units
-    return ENOUGH * (error.sum() / size.sum()).sqrt().item()
 
 
 def _likely(choices):

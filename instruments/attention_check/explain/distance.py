@@ -1,73 +1,61 @@
-"""How far an output is from a dialect: over its bound, over Baseline's error, over its size."""
+"""How far an output is from a dialect, in a sample or in all rows: over its bound, Baseline's error, and its size."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, weights
-from attention_check.conventions.reading import CapturedCall, spread
-from attention_check.conventions.search import ENOUGH, NEAR, UNITS, Fit, fit, rounding_of
-from attention_check.explain.verdict import Explanation, Verdict
+from attention_check.conventions.reading import ENOUGH, UNITS, CapturedCall, spread
+from attention_check.conventions.search import NEAR, Fit, fit
 from attention_check.tolerance import tolerance
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 
 EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
 ROWS = 16  # rows, at least, whose factors tell how far row sums are off
 BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
+PRODUCTS = 5e9  # multiplications of q k^T and P v together, for which all rows are looked at: some seconds
+FEWEST_ROWS = 16  # of each head, where all are too many
+SCORES = 2**23  # that are held at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Distance:
-    """How far sampled rows of an output are from a dialect.
+    """How far rows of an output are from a dialect.
 
     Attributes:
-        rows: with what they should be where a row does not count. fit: of them. fmt: of the inputs.
+        call: the call. rows: sampled ones, with what they should be where a row does not count. fit: of them.
         times_bound: the largest error over its bound; None where there is none. times_rule: over Baseline's largest.
-        nan_rows, hidden_nan, blind_rows: as of an Explanation. count: rows of the whole output.
-        rounding: the residual of an error that is rounding. of_terms: the root mean square of the error over that of
-            the larger of the output and of the terms that it sums, before they cancel. strict: the bound decides alone.
         of_rows: root mean square, over rows, of the error along a row of the output, over Baseline's: that of a wrong
             row sum is all there, and small in each value. 0 with fewer than ROWS rows.
+        nan_rows, hidden_nan, blind_rows: as of an Explanation. rounding: the residual of an error that is rounding.
     """
 
+    call: CapturedCall
     rows: Rows
     fit: Fit
-    fmt: Format
     times_bound: float | None
     times_rule: float
+    of_rows: float
     nan_rows: int
     hidden_nan: int
     blind_rows: str
-    count: int
     rounding: float
-    of_terms: float
-    strict: bool
-    of_rows: float
 
     @classmethod
     def of(cls, call: CapturedCall, dialect: Dialect) -> "Distance":
+        """Raises Unfit where the shapes make no call in the dialect."""
         rows = call.rows(dialect)
-        golden, counted, blind = rows.golden, rows.counted[..., None], _blind(rows)
         over, (rule, own, of_rows) = over_bound(rows, call), _beside_baseline(rows, call)
-        nan, hidden = int(rows.nan.sum()), int(rows.hidden_nan.sum())
         bound = None if over is None else over.nan_to_num(0.0).max().item()
-        rows = replace(rows, o=rows.o.where(counted, golden))
-        rounding, count = max(rounding_of(call, dialect), ENOUGH * own), math.prod(rows.shape[:3])
-        count = count if call.at is None else math.prod(map(len, call.at))
-        terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
-        size = torch.maximum(golden.square(), terms).where(counted, 0.0).sum()
-        error = (rows.o - golden).where(counted, 0.0).square().sum()
-        off = (error / size).sqrt().nan_to_num(0.0).item()
-        return cls(
-            rows, fit(rows), call.fmt, bound, rule, nan, hidden, blind, count, rounding, off,
-            call.declared is not None, of_rows,
-        )  # fmt: skip
+        nan, hidden, blind = int(rows.nan.sum()), int(rows.hidden_nan.sum()), _blind(rows)
+        rows = replace(rows, o=rows.o.where(rows.counted[..., None], rows.golden))
+        rounding = max(call.rounding(dialect), ENOUGH * own)
+        return cls(call, rows, fit(rows), bound, rule, of_rows, nan, hidden, blind, rounding)
 
     @property
     def residual(self) -> float:
@@ -80,13 +68,24 @@ class Distance:
 
     @property
     def holds(self) -> bool:
-        """Whether the rows that count are within rounding of the dialect, or near enough where it has no bound."""
+        """Whether the rows that count are within rounding of the dialect, or near enough where it has no bound. Where a
+        kernel declares its precision, the bound alone decides."""
+        units = UNITS * self.call.fmt.unit_roundoff
         if self.times_bound is None:
-            return self.residual <= UNITS * self.fmt.unit_roundoff
-        by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
-        by_rule = by_rule and not self.strict and self.of_rows <= ALLOWED["o"]
-        by_rule = by_rule and self.of_terms <= UNITS * self.fmt.unit_roundoff
-        return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
+            return self.residual <= units
+        by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding and self.call.declared is None
+        by_rule = by_rule and self.of_rows <= ALLOWED["o"] and self.times_bound <= BOUNDS
+        return self.times_bound <= 1 or by_rule and self.of_terms <= units
+
+    @property
+    def of_terms(self) -> float:
+        """The root mean square of the error over that of the larger of the output and of the terms that it sums, before
+        they cancel."""
+        rows, golden = self.rows, self.rows.golden
+        terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
+        size, error = torch.maximum(golden.square(), terms), (rows.o - golden).square()
+        error, size = (x.where(rows.counted[..., None], 0.0).sum() for x in (error, size))
+        return (error / size).sqrt().nan_to_num(0.0).item()
 
     @property
     def is_counted(self) -> bool:
@@ -100,18 +99,10 @@ class Distance:
         counted = self.fit.counted
         return bool(counted.max() <= EVEN * counted.median().clamp(min=1e-300))
 
-    def explained(
-        self, verdict: Verdict, believed: float | None = None, looked_at: int | None = None, **more: Any
-    ) -> Explanation:
-        """An Explanation with these numbers, and more fields. believed: the residual as believed; None is this one.
-        looked_at: rows; None are the sampled ones."""
-        looked_at = self.fit.residual_by_row.numel() if looked_at is None else looked_at
-        fields: dict[str, Any] = {name: getattr(self, name) for name in ("nan_rows", "hidden_nan", "blind_rows")} | more
-        return Explanation(
-            verdict, self.rows.dialect.changes(), self.fmt.name, self.times_bound, self.times_rule, self.residual,
-            self.residual if believed is None else believed, rows=(looked_at, self.count), scale=self.rows.scale,
-            **fields,
-        )  # fmt: skip
+    @cached_property
+    def scan(self) -> "Scan":
+        """All rows."""
+        return scan(self.call, self.rows)
 
 
 def over_bound(rows: Rows, call: CapturedCall) -> Tensor | None:
@@ -154,11 +145,6 @@ def _blind(rows):
     if not found.any():
         return "zero"
     return "mean" if (found - mean).square().mean() <= NEAR**2 * mean.square().mean() else "other"
-
-
-PRODUCTS = 5e9  # multiplications of q k^T and P v together, for which all rows are looked at: some seconds
-FEWEST_ROWS = 16  # of each head, where all are too many
-SCORES = 2**23  # that are held at a time
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
-from attention_check.conventions.tile_weights import Rule
+from attention_check.conventions.solved_weights import LEAST_DROPOUT, Rule
 from attention_check.explain.arithmetic import ALL_OF_IT, SMOOTH
-from attention_check.explain.dropout import LEAST_DROPOUT
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, runs
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject

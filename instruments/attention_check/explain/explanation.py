@@ -1,9 +1,12 @@
-"""Is an output rounding or a bug, and why: which attention it is, in which arithmetic, and where it is wrong."""
+"""Is an output rounding or a bug, and why: which attention it is, in which arithmetic, and where it is wrong.
+
+CANDIDATES lists what an output may be; `explanation` asks one after the other, and the first that holds is the answer.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,12 +17,11 @@ from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
-from attention_check.conventions.reading import CapturedCall, Places, Unfit, spread
-from attention_check.conventions.search import NEAR, PART, UNITS, Fit, is_flat, search
-from attention_check.conventions.tile_weights import OF_SINKS, wrong_tiles
+from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, spread
+from attention_check.conventions.search import NEAR, PART, Fit, is_flat, search
+from attention_check.conventions.solved_weights import LEAST_DROPOUT, OF_SINKS, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
-from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, Scan, over_bound, parts, scan
-from attention_check.explain.dropout import LEAST_DROPOUT, dropped, noise
+from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
 from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
@@ -40,6 +42,75 @@ MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 9
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
 
 
+class Case:
+    """A call, or a part of one, and what is known of it: each thing is computed where it is first needed."""
+
+    def __init__(self, call: CapturedCall):
+        self.call, self.is_part = call, call.at is not None
+        self.fitted: list[Rated] = []
+        self._distances: dict[Dialect, Distance] = {}
+
+    def distance(self, dialect: Dialect) -> Distance:
+        """How far the output is from a dialect; raises Unfit where its shapes make no call."""
+        if dialect not in self._distances:
+            self._distances[dialect] = Distance.of(self.call, dialect)
+        return self._distances[dialect]
+
+    @cached_property
+    def believed(self) -> Distance | None:
+        """From the dialect as the caller believes; None where its shapes make no call."""
+        try:
+            return self.distance(Dialect())
+        except Unfit:
+            return None
+
+    @cached_property
+    def fits(self) -> list[Fit]:
+        """The listed dialects, the nearest first; raises Unfit where the shapes make no call in any."""
+        fits = search(self.call)
+        if self.believed is None and not any(each.residual_by_row.numel() for each in fits):
+            raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
+        return fits
+
+    @property
+    def nearest(self) -> Distance:
+        """From the nearest listed dialect; of a part from the believed one."""
+        return self.believed if self.is_part and self.believed else self.distance(self.fits[0].dialect)
+
+    @property
+    def tried(self) -> tuple[tuple[dict[str, Any], float], ...]:
+        """The nearest dialects that were tried, and the residual of each; () where none was."""
+        if "fits" not in vars(self):
+            return ()
+        rated = [*self.fitted, *((each.dialect, each.residual) for each in self.fits)]
+        nearest = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
+        return tuple((dialect.changes(), off) for dialect, off in nearest.items())
+
+    def explained(
+        self, numbers: Distance, verdict: Verdict = Verdict.BUG, of_all: bool = False, **more: Any
+    ) -> Explanation:  # fmt: skip
+        """An Explanation with the numbers of a Distance, and more fields. of_all: all rows were looked at."""
+        places = self.call.at or [range(count) for count in numbers.rows.shape[:3]]
+        looked_at = numbers.scan.residual_by_row.numel() if of_all else numbers.fit.residual_by_row.numel()
+        fields = {name: getattr(numbers, name) for name in ("nan_rows", "hidden_nan", "blind_rows")} | more
+        return Explanation(
+            verdict, numbers.rows.dialect.changes(), self.call.fmt.name, numbers.times_bound, numbers.times_rule,
+            numbers.residual, self.believed.residual if self.believed else math.inf,
+            rows=(looked_at, math.prod(map(len, places))), scale=numbers.rows.scale, **fields,
+        )  # fmt: skip
+
+    def confirmed(self, numbers: Distance, verdict: Verdict, arithmetic: Cause | None = None) -> Explanation:
+        """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
+        if numbers.scan.nan_rows or numbers.scan.hidden_nan:
+            return _not_finite(self, numbers)
+        wrong = _rows_over_bound(numbers)
+        if not wrong.any():
+            return self.explained(numbers, verdict, True, arithmetic=arithmetic)
+        first = verdict == Verdict.ROUNDING and not self.is_part  # else `rows_of_zero` was asked before
+        found = first and rows_of_zero(self) or _wrong_part(self, numbers, wrong)
+        return found or self.explained(numbers, of_all=True, where=_located(wrong, numbers))
+
+
 def explanation(call: CapturedCall) -> Explanation:
     """Explain an output.
 
@@ -48,28 +119,15 @@ def explanation(call: CapturedCall) -> Explanation:
     """
     if (mask := call.options.get("mask")) is not None:
         call = replace(call, options=call.options | dict(mask=_narrowest(mask)))
-    try:
-        outcome = Distance.of(call, Dialect())
-    except Unfit:
-        outcome = None
-    exact = outcome and outcome.is_rounding and outcome.is_counted and (outcome.times_bound or 0.0) <= 1
-    if not (exact or call.stated or call.declared) and (low := on_grid(call.q, call.k, call.v)):  # a kernel of 8 bits
-        as_low = replace(call, stated=low)
-        found = _right(as_low, holding(as_low, search(as_low)), outcome.residual if outcome else math.inf)
-        if found and found.verdict in (Verdict.ROUNDING, Verdict.CONVENTION):
-            return found
-    if outcome and outcome.is_rounding and outcome.is_counted:  # or no row counts, and none is strange
-        return _verdict_if_uniform(call, outcome, Verdict.ROUNDING, outcome.residual)
-    if outcome and (zero := _zero_rows(call)):
-        return zero
-    fits, rated = search(call), list[Rated]()
-    if outcome is None and not any(each.residual_by_row.numel() for each in fits):
-        raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
-    found = _diagnose(call, outcome, fits, holding(call, fits, rated))
-    assert found is not None  # of a whole call
-    rated += [(each.dialect, each.residual) for each in fits]
-    tried = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
-    return replace(found, tried=tuple((dialect.changes(), off) for dialect, off in tried.items()))
+    case = Case(call)
+    found = next(answer for candidate, _ in CANDIDATES if (answer := candidate(case)))
+    return replace(found, tried=found.tried or case.tried)
+
+
+def _of_part(call: CapturedCall, *at: Tensor) -> Explanation | None:
+    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found."""
+    case = Case(replace(call, at=at))
+    return next((answer for candidate, of_parts in CANDIDATES if of_parts and (answer := candidate(case))), None)
 
 
 def cause_of(
@@ -103,182 +161,28 @@ def cause_of(
     return Cause(keys_of(found.dialect), found.residual <= NEAR, share, factor=factor)
 
 
-def _diagnose(
-    call: CapturedCall, outcome: Distance | None, fits: list[Fit], holds: Iterator[Rated]
-) -> Explanation | None:  # fmt: skip
-    """Explain an output that is no rounding as believed, or a part of it. Another dialect is named only where it holds:
-    all sampled rows are within rounding of it, or of it in fewer bits, if that is confirmed, or PART of them are, and
-    the others lie apart.
-
-    Args:
-        outcome: of the believed dialect; None where its shapes make no call. fits: of `search`. holds: of `holding`.
-
-    Returns:
-        None for a part of which nothing is found.
-    """
-    believed, best, is_part = outcome.residual if outcome else math.inf, fits[0].dialect, call.at is not None
-    explained, value = partial(Distance.explained, verdict=Verdict.BUG, believed=believed), call.o.flatten()[0].item()
-    if not is_part and not math.isnan(value) and (call.o == value).all():
-        return explained(outcome or Distance.of(call, best), constant=value)
-    if right := _right(call, holds, believed):
-        return right
-    other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(call.o.dtype)
-    if outcome and other and not is_part and Distance.of(replace(call, o=call.o.view(other)), Dialect()).is_rounding:
-        return explained(outcome, bits=Format.of(other).name)
-    if outcome and (spans := last_keys(call)):
-        return explained(outcome, spans=spans)
-    numbers = outcome if outcome and (is_part or best == Dialect()) else Distance.of(call, best)
-    found = None
-    if not is_part:
-        if numbers.nan_rows or numbers.hidden_nan:
-            return _not_finite(call, scan(call, (outcome or numbers).rows), outcome or numbers, believed)
-        if coarser := _coarser(call, numbers, believed):
-            return coarser
-        found = scan(call, outcome.rows) if outcome else None
-        if outcome and found and (apart := _apart(call, outcome, found, believed)):
-            return apart
-    for dialect in dict.fromkeys((Dialect(), numbers.rows.dialect) if outcome else (best,)):
-        if solved := wrong_tiles(call, dialect):
-            tiles, rows, wrong = solved
-            where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
-            return explained(Distance.of(call, dialect), tiles=tiles, where=where)
-        if outcome and not dialect.changes() and (moved := moved_values(call)):
-            return explained(outcome, moved=moved)
-        if share := dropped(call.rows(dialect)):
-            return explained(Distance.of(call, dialect), dropout=share)
-    if is_part:
-        return None
-    if outcome and found and (alone := _first_head(call, outcome, found, believed)):
-        return alone
-    if outcome and (features := _wrong_features(outcome)):
-        return explained(outcome, where=features)
-    right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
-    # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
-    where = None
-    tried = [numbers] * (right >= PART or outcome is None) + [outcome or numbers]
-    for numbers in tried[: 1 + (tried[0] is not tried[-1])]:
-        found = found if found and numbers is outcome else scan(call, numbers.rows)
-        wrong, where = _wrong(found.residual_by_row, numbers.rounding), None
-        rest = found.residual_by_row[~wrong & found.residual_by_row.isfinite()]
-        if rest.numel() and rest.median() <= UNLIKE * numbers.rounding:  # the others are attention
-            where = _located(found, wrong, numbers)
-        if where is not None and where.is_known:
-            break
-    like = None if where is not None and where.is_known else noise(numbers.rows)
-    keys, features = numbers.rows.v.shape[-2:]
-    short = features // 2 if where is None and keys > features // 2 else 0  # with as many, v may be ill-conditioned
-    return explained(numbers, looked_at=found and found.count, where=where, noise=like, short=short)
+def of_eight_bits(case: Case) -> Explanation | None:
+    """Right for a kernel of 8 bits, on whose grid all of q, k and v lie."""
+    call, believed = case.call, case.believed
+    exact = believed and believed.is_rounding and believed.is_counted and (believed.times_bound or 0.0) <= 1
+    low = "" if exact or call.stated or call.declared else on_grid(call.q, call.k, call.v)
+    found = in_another_dialect(Case(replace(call, stated=low))) if low else None
+    return found if found and found.verdict in (Verdict.ROUNDING, Verdict.CONVENTION) else None
 
 
-def _coarser(call: CapturedCall, numbers: Distance, believed: float) -> Explanation | None:
-    """An output that is near a dialect, in which a computation in fewer bits has its error, or all rows are alike."""
-    if numbers.residual > COARSE:
-        return None
-    best, fmt = numbers.rows.dialect, call.precision.output if call.stated in OF_P else call.fmt
-    q = None if best.layout or best.roles else call.q
-    found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block, q)
-    changes = best.changes()
-    near = NEAR * min(1.0, believed) if changes else NEAR  # so it explains 99 % of the squared error
-    if changes.keys() & GRADUAL:
-        near = min(NEAR, MUCH * believed) if all(change in BY_CHOICE for change in changes.items()) else 0.0
-    alike = numbers.is_even and numbers.residual <= near
-    if alike and not changes and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
-        share = noise(numbers.rows)  # other function's, but for a dropout of more weights than nobody drops
-        alike = share is not None and share < LEAST_DROPOUT and numbers.residual <= ONE_CAST
-    if not (found or alike and not wrong_tiles(call, best)):
-        return None
-    verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
-    return _verdict_if_uniform(call, numbers, verdict, believed, found)
+def as_believed(case: Case) -> Explanation | None:
+    """Within rounding of what the caller believes; or no row counts, and none is strange."""
+    right = case.believed and case.believed.is_rounding and case.believed.is_counted
+    return case.confirmed(case.believed, Verdict.ROUNDING) if case.believed and right else None
 
 
-def _apart(
-    call: CapturedCall, numbers: Distance, found: Scan, believed: float, wrong: Tensor | None = None
-) -> Explanation | None:  # fmt: skip
-    """Of an output that is right in some entries and heads, or else rows, as believed, and wrong in others: what one of
-    these parts is by itself; None where nothing is found, or all are right or wrong. found: its `scan`. wrong: which
-    rows are, bool like its residuals; None: those UNLIKE times what is rounding."""
-    finite = found.residual_by_row.isfinite()
-    wrong = finite & (found.residual_by_row > UNLIKE * numbers.rounding) if wrong is None else wrong
-    bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
-    if call.at is not None or numbers.rows.dialect.changes() or bad.shape != call.q.shape[:2] or not wrong.any():
-        return None
-    of_heads, where = bool(bad.any() and not bad.all()), _located(found, wrong, numbers)
-    if not of_heads and not (where and where.rows and wrong.sum() <= (1 - OUT) * finite.sum()):
-        return None
-    explained = partial(numbers.explained, Verdict.BUG, believed, found.count, where=where)
-    entry = int((bad if of_heads else wrong.any(-1)).any(1).nonzero()[0])
-    heads, rows = bad[entry].nonzero().flatten(), found.places[2]
-    if of_heads:
-        solved = wrong_tiles(call, Dialect()) if call.options.get("sinks") is not None else None
-        if solved and solved[0].rule in OF_SINKS:
-            return None  # where a sink is small, a wrong one changes little
-        own = own_sources(call, Dialect())
-        moved = _right(call, iter([(own, 0.0)]), believed) if own.changes() else None
-        if moved and moved.where is None:
-            return moved
-        if page := foreign_page(call, entry):
-            return explained(page=page)
-    else:
-        heads = wrong[entry].any(-1).nonzero().flatten()
-    if where and where.rows:
-        rows = rows[wrong[entry].any(0)]
-    first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
-    for of in (heads, first) if len(first) < len(heads) else (heads,):
-        inner = _of_part(call, (torch.tensor([entry]), of, rows))
-        if inner is None or inner.dialect.keys() & OF_ALL or inner.tiles and not of_heads:
-            continue
-        if inner.spans or inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
-            return explained(inside=(entry, tuple(of.tolist()), inner))
-    return None
-
-
-def _of_part(call: CapturedCall, at: Places) -> Explanation | None:
-    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found."""
-    own = replace(call, at=at)
-    fits = search(own)
-    return _diagnose(own, Distance.of(own, Dialect()), fits, holding(own, fits))
-
-
-def _first_head(call: CapturedCall, numbers: Distance, found: Scan, believed: float) -> Explanation | None:
-    """Of an output that is wrong in all heads, in another way in each perhaps: what the first head is by itself."""
-    if numbers.rows.dialect.changes() or call.q.shape[1] == 1 or found.residual_by_row.shape[:2] != call.q.shape[:2]:
-        return None
-    at = torch.zeros(1, dtype=torch.int64)
-    inner = _of_part(call, (at, at, found.places[2]))
-    if inner is None or not inner.dialect or inner.where is not None or inner.dialect.keys() & OF_ALL - {"alibi"}:
-        return None
-    where = WrongRegions(1.0, (), (), (), (), (*numbers.rows.shape[:3], call.v.shape[-1]))
-    return numbers.explained(Verdict.BUG, believed, found.count, inside=(0, (0,), inner), where=where)
-
-
-def _located(found: Scan, wrong_rows: Tensor, numbers: Distance) -> WrongRegions | None:
-    """The wrong part of an output, of its wrong rows; None where none are, or all."""
-    if not wrong_rows.any() or wrong_rows[found.residual_by_row.isfinite()].all():
-        return None
-    least = min(numbers.rounding, UNITS * numbers.fmt.unit_roundoff)
-    wrong = (found.errors > 3 * least) & wrong_rows[..., None]
-    return wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-
-
-def _wrong_features(numbers: Distance) -> WrongRegions | None:
-    """Where an output is wrong, if that is in some features of all rows, and the others are right."""
-    rows, golden, counted = numbers.rows, numbers.rows.golden, numbers.rows.counted
-    size = golden[counted].square().mean().sqrt().clamp(min=1e-300)
-    wrong = ((rows.o - golden).abs() > UNLIKE * numbers.rounding * size) & counted[..., None]
-    features = wrong[counted].double().mean(0) > 0.5  # (d_v,)
-    if not features.any() or features.double().mean() > 1 - PART:
-        return None
-    of_rows = wrong[counted][:, features].double().mean(-1) > 0.5  # values near 0 are near a wrong 0
-    where = wrong_regions(wrong, rows.places, (*rows.shape[:3], rows.o.shape[-1]))
-    return where if where.features and of_rows.double().mean() > 1 - OUT else None
-
-
-def _zero_rows(call: CapturedCall) -> Explanation | None:
-    """Of an output with rows of 0 that see keys: what the others are, and which are 0; None where there are no such
-    rows, or no others. Those of padding, whose own keys a mask hides, are a convention."""
-    o = call.o.cpu().clone()
+def rows_of_zero(case: Case) -> Explanation | None:
+    """Rows of 0 that see keys, and others that are what they are. Rows of padding, whose own keys a mask hides, are a
+    convention."""
+    call, o = case.call, case.call.o.cpu().clone()
     zero, n_kv, d = (o == 0).all(-1), call.k.shape[2], call.q.shape[-1]  # zero: (batch, heads, n_q)
-    if not zero.any() or zero.all() or zero.shape != call.q.shape[:3] or zero.sum() * n_kv * d > PRODUCTS:
+    too_many = zero.sum() * n_kv * d > PRODUCTS
+    if case.believed is None or not zero.any() or zero.all() or zero.shape != call.q.shape[:3] or too_many:
         return None
     due, features = torch.zeros_like(zero), o.shape[-1]
     for entry, head in zero.any(-1).nonzero().tolist():
@@ -307,18 +211,201 @@ def _zero_rows(call: CapturedCall) -> Explanation | None:
     return replace(found, verdict=Verdict.BUG, zero="rows", where=where)
 
 
-def _right(call: CapturedCall, holds: Iterator[Rated], believed: float) -> Explanation | None:
-    """An output in the first dialect in which the sampled rows are right; None where there is none."""
-    for dialect, _ in holds:
-        numbers = Distance.of(call, dialect)
-        if is_flat(numbers.rows, numbers.rounding):
-            continue
-        if numbers.holds and numbers.is_counted:
+def of_one_number(case: Case) -> Explanation | None:
+    """The same number everywhere."""
+    value = case.call.o.flatten()[0].item()
+    if math.isnan(value) or (case.call.o != value).any():
+        return None
+    return case.explained(case.believed or case.nearest, constant=value)
+
+
+def in_another_dialect(case: Case) -> Explanation | None:
+    """Right in another dialect: a listed one, or one with fitted numbers."""
+    return _right(case, (dialect for dialect, _ in holding(case.call, case.fits, case.fitted)))
+
+
+def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
+    """In the first dialect in which the sampled rows are right, and all others like them."""
+    for dialect in dialects:
+        numbers = case.distance(dialect)
+        if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
-                return _not_finite(call, scan(call, numbers.rows), numbers, believed)
-            verdict = Verdict.BUG if _contradicts(call, dialect.changes()) else _of_conventions(dialect)
-            return _verdict_if_uniform(call, numbers, verdict, believed)
+                return _not_finite(case, numbers)
+            verdict = Verdict.BUG if _contradicts(case.call, dialect.changes()) else _of_conventions(dialect)
+            return case.confirmed(numbers, verdict)
     return None
+
+
+def in_other_bits(case: Case) -> Explanation | None:
+    """Right, had its bits been read as the other format of 16."""
+    other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(case.call.o.dtype)
+    if case.believed is None or other is None:
+        return None
+    is_right = Distance.of(replace(case.call, o=case.call.o.view(other)), Dialect()).is_rounding
+    return case.explained(case.believed, bits=Format.of(other).name) if is_right else None
+
+
+def of_other_last_keys(case: Case) -> Explanation | None:
+    """Right, with another last key in some rows."""
+    spans = last_keys(case.call) if case.believed else ()
+    return case.explained(case.believed, spans=spans) if case.believed and spans else None
+
+
+def not_finite(case: Case) -> Explanation | None:
+    """Not finite where it should be, or the other way round."""
+    bad = case.nearest.nan_rows or case.nearest.hidden_nan
+    return _not_finite(case, case.believed or case.nearest) if bad else None
+
+
+def in_coarser_arithmetic(case: Case) -> Explanation | None:
+    """Near a dialect: a computation in fewer bits has its error, or all rows are alike."""
+    call, numbers = case.call, case.nearest
+    if numbers.residual > COARSE:
+        return None
+    best, fmt = numbers.rows.dialect, call.precision.output if call.stated in OF_P else call.fmt
+    q = None if best.layout or best.roles else call.q
+    found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block, q)
+    changes, believed = best.changes(), case.believed.residual if case.believed else math.inf
+    near = NEAR * min(1.0, believed) if changes else NEAR  # so it explains 99 % of the squared error
+    if changes.keys() & GRADUAL:
+        near = min(NEAR, MUCH * believed) if all(change in BY_CHOICE for change in changes.items()) else 0.0
+    alike = numbers.is_even and numbers.residual <= near
+    if alike and not changes and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
+        share = noise(numbers.rows)  # other function's, but for a dropout of more weights than nobody drops
+        alike = share is not None and share < LEAST_DROPOUT and numbers.residual <= ONE_CAST
+    if not (found or alike and not wrong_tiles(call, best)):
+        return None
+    verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
+    return case.confirmed(numbers, verdict, found)
+
+
+def wrong_in_a_part(case: Case) -> Explanation | None:
+    """Right in some entries and heads, or else rows, and wrong in others, of which one is known by itself."""
+    if case.believed is None:
+        return None
+    residuals = case.believed.scan.residual_by_row
+    return _wrong_part(case, case.believed, residuals.isfinite() & (residuals > UNLIKE * case.believed.rounding))
+
+
+def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | None:
+    """What one of the wrong parts is by itself. wrong: which rows are, bool like the residuals of a scan."""
+    call, residuals = case.call, numbers.scan.residual_by_row
+    finite = residuals.isfinite()
+    bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
+    if case.is_part or numbers.rows.dialect.changes() or bad.shape != call.q.shape[:2] or not wrong.any():
+        return None
+    of_heads, where = bool(bad.any() and not bad.all()), _located(wrong, numbers)
+    if not of_heads and not (where and where.rows and wrong.sum() <= (1 - OUT) * finite.sum()):
+        return None
+    entry = int((bad if of_heads else wrong.any(-1)).any(1).nonzero()[0])
+    heads, rows = bad[entry].nonzero().flatten(), numbers.scan.places[2]
+    if of_heads:
+        solved = wrong_tiles(call, Dialect()) if call.options.get("sinks") is not None else None
+        if solved and solved[0].rule in OF_SINKS:
+            return None  # where a sink is small, a wrong one changes little
+        own = own_sources(call, Dialect())
+        moved = _right(case, [own]) if own.changes() else None
+        if moved and moved.where is None:
+            return moved
+        if page := foreign_page(call, entry):
+            return case.explained(numbers, of_all=True, where=where, page=page)
+    else:
+        heads = wrong[entry].any(-1).nonzero().flatten()
+    if where and where.rows:
+        rows = rows[wrong[entry].any(0)]
+    first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
+    for of in (heads, first) if len(first) < len(heads) else (heads,):
+        inner = _of_part(call, torch.tensor([entry]), of, rows)
+        if inner is None or inner.dialect.keys() & OF_ALL or inner.tiles and not of_heads:
+            continue
+        if inner.spans or inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
+            return case.explained(numbers, of_all=True, where=where, inside=(entry, tuple(of.tolist()), inner))
+    return None
+
+
+def of_other_weights(case: Case) -> Explanation | None:
+    """Right but for the weights of whole tiles of keys, for values of other keys, or for weights that are dropped."""
+    for numbers in dict.fromkeys((case.believed or case.nearest, case.nearest)):
+        dialect = numbers.rows.dialect
+        if solved := wrong_tiles(case.call, dialect):
+            tiles, rows, wrong = solved
+            where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+            return case.explained(numbers, tiles=tiles, where=where)
+        if not dialect.changes() and (moved := moved_values(case.call)):
+            return case.explained(numbers, moved=moved)
+        if share := dropped(case.call.rows(dialect)):
+            return case.explained(numbers, dropout=share)
+    return None
+
+
+def wrong_in_each_head(case: Case) -> Explanation | None:
+    """Wrong in all heads, in another way in each perhaps: the first head is known by itself."""
+    numbers, call = case.believed, case.call
+    if numbers is None or call.q.shape[1] == 1 or numbers.scan.residual_by_row.shape[:2] != call.q.shape[:2]:
+        return None
+    first = torch.zeros(1, dtype=torch.int64)
+    inner = _of_part(call, first, first, numbers.scan.places[2])
+    if inner is None or not inner.dialect or inner.where is not None or inner.dialect.keys() & OF_ALL - {"alibi"}:
+        return None
+    where = WrongRegions(1.0, (), (), (), (), (*numbers.rows.shape[:3], call.v.shape[-1]))
+    return case.explained(numbers, of_all=True, inside=(0, (0,), inner), where=where)
+
+
+def wrong_in_features(case: Case) -> Explanation | None:
+    """Wrong in some features of all rows, and right in the others."""
+    if case.believed is None:
+        return None
+    rows, golden, counted = case.believed.rows, case.believed.rows.golden, case.believed.rows.counted
+    size = golden[counted].square().mean().sqrt().clamp(min=1e-300)
+    wrong = ((rows.o - golden).abs() > UNLIKE * case.believed.rounding * size) & counted[..., None]
+    features = wrong[counted].double().mean(0) > 0.5  # (d_v,)
+    if not features.any() or features.double().mean() > 1 - PART:
+        return None
+    of_rows = wrong[counted][:, features].double().mean(-1) > 0.5  # values near 0 are near a wrong 0
+    where = wrong_regions(wrong, rows.places, (*rows.shape[:3], rows.o.shape[-1]))
+    return case.explained(case.believed, where=where) if where.features and of_rows.double().mean() > 1 - OUT else None
+
+
+def wrong_in_places(case: Case) -> Explanation:
+    """Wrong, and where; everywhere, where no dialect holds in the others."""
+    numbers = case.nearest
+    right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
+    # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
+    where, tried = None, [numbers] * (right >= PART or case.believed is None) + [case.believed or numbers]
+    for numbers in dict.fromkeys(tried):
+        residuals = numbers.scan.residual_by_row
+        wrong, where = _wrong(residuals, numbers.rounding), None
+        rest = residuals[~wrong & residuals.isfinite()]
+        if rest.numel() and rest.median() <= UNLIKE * numbers.rounding:  # the others are attention
+            where = _located(wrong, numbers)
+        if where is not None and where.is_known:
+            break
+    like = None if where is not None and where.is_known else noise(numbers.rows)
+    keys, features = numbers.rows.v.shape[-2:]
+    short = features // 2 if where is None and keys > features // 2 else 0  # with as many, v may be ill-conditioned
+    return case.explained(numbers, of_all=True, where=where, noise=like, short=short)
+
+
+Candidate = Callable[[Case], Explanation | None]
+CANDIDATES: tuple[tuple[Candidate, bool], ...] = (  # in their order; and whether a part of an output may be it, too
+    (of_eight_bits, False), (as_believed, False), (rows_of_zero, False), (of_one_number, False),
+    (in_another_dialect, True), (in_other_bits, False), (of_other_last_keys, True), (not_finite, False),
+    (in_coarser_arithmetic, False), (wrong_in_a_part, False), (of_other_weights, True), (wrong_in_each_head, False),
+    (wrong_in_features, False), (wrong_in_places, False),
+)  # fmt: skip
+
+
+def _not_finite(case: Case, numbers: Distance) -> Explanation:
+    """An output that is not finite where it should be, or the other way; and where."""
+    found = numbers.scan
+    wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
+    where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
+    over = [((each.products > FP16.max) & (each.bias > -math.inf)).any(-1).flatten()
+            for each in parts(case.call, numbers.rows, found.places)]  # fmt: skip
+    over, bad = torch.cat(over), wrong[..., 0].flatten()
+    counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    counts["overflow"] = int((over & bad).sum()), int((over & ~bad).sum())
+    return case.explained(numbers, of_all=True, where=where, **counts)
 
 
 def _contradicts(call: CapturedCall, changes: dict[str, Any]) -> bool:
@@ -328,42 +415,6 @@ def _contradicts(call: CapturedCall, changes: dict[str, Any]) -> bool:
     of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not causal
     hides = "causal" in changes and (causal is False or of_rows and "mask" not in changes)
     return hides or "scale" in changes and call.options.get("scale") is not None
-
-
-def _verdict_if_uniform(call, numbers, verdict, believed, arithmetic=None):
-    """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
-    found = scan(call, numbers.rows)
-    if found.nan_rows or found.hidden_nan:
-        return _not_finite(call, found, numbers, believed)
-    wrong = _rows_over_bound(call, found, numbers)
-    if wrong.any():
-        asked = verdict != Verdict.ROUNDING or call.at is not None  # before
-        if not asked and (zero := _zero_rows(call)):
-            return zero
-        if apart := _apart(call, numbers, found, believed, wrong):
-            return apart
-        return numbers.explained(Verdict.BUG, believed, found.count, where=_located(found, wrong, numbers))
-    return numbers.explained(verdict, believed, found.count, arithmetic=arithmetic)
-
-
-def _not_finite(call: CapturedCall, found: Scan, numbers: Distance, believed: float) -> Explanation:
-    """An output that is not finite where it should be, or the other way; and where."""
-    wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
-    where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    over = [((each.products > FP16.max) & (each.bias > -math.inf)).any(-1).flatten()
-            for each in parts(call, numbers.rows, found.places)]  # fmt: skip
-    over, bad = torch.cat(over), wrong[..., 0].flatten()
-    counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
-    counts["overflow"] = int((over & bad).sum()), int((over & ~bad).sum())
-    return numbers.explained(Verdict.BUG, believed, found.count, where=where, **counts)
-
-
-def _narrowest(mask):
-    """A mask without the entries and heads in which it is the same."""
-    for dim in range(mask.ndim - 2):
-        first = mask.narrow(dim, 0, 1)
-        mask = first if torch.equal(first.expand_as(mask), mask) else mask
-    return mask
 
 
 def _of_conventions(dialect: Dialect) -> Verdict:
@@ -380,21 +431,40 @@ def _of_conventions(dialect: Dialect) -> Verdict:
     return Verdict.CONVENTION if changes else Verdict.ROUNDING
 
 
-def _rows_over_bound(call: CapturedCall, found: Scan, numbers: Distance) -> Tensor:
-    """Which rows of a scan are wrong where the sampled ones are not, bool like `found.residual_by_row`: their error is
-    far above that of most, and beyond their bound as those of the sample are not."""
-    finite = found.residual_by_row[found.residual_by_row.isfinite()]
+def _narrowest(mask):
+    """A mask without the entries and heads in which it is the same."""
+    for dim in range(mask.ndim - 2):
+        first = mask.narrow(dim, 0, 1)
+        mask = first if torch.equal(first.expand_as(mask), mask) else mask
+    return mask
+
+
+def _located(wrong_rows: Tensor, numbers: Distance) -> WrongRegions | None:
+    """The wrong part of an output, of its wrong rows in a scan; None where none are, or all."""
+    found = numbers.scan
+    if not wrong_rows.any() or wrong_rows[found.residual_by_row.isfinite()].all():
+        return None
+    least = min(numbers.rounding, UNITS * numbers.call.fmt.unit_roundoff)
+    wrong = (found.errors > 3 * least) & wrong_rows[..., None]
+    return wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
+
+
+def _rows_over_bound(numbers: Distance) -> Tensor:
+    """Which rows of a scan are wrong where the sampled ones are not, bool like its residuals: their error is far above
+    that of most, and beyond their bound as those of the sample are not."""
+    residuals = numbers.scan.residual_by_row
+    finite = residuals[residuals.isfinite()]
     usual = finite.median().item() if finite.numel() else 0.0
-    suspect = found.residual_by_row > max(UNLIKE * usual, numbers.fmt.unit_roundoff)
+    suspect = residuals > max(UNLIKE * usual, numbers.call.fmt.unit_roundoff)
     if numbers.times_bound is None:
         worst = numbers.fit.counted.max().item() if numbers.fit.counted.numel() else 0.0
-        return suspect & (found.residual_by_row > max(UNLIKE * worst, numbers.rounding))
-    wrong, (entries, heads, rows_at) = torch.zeros_like(suspect), found.places
+        return suspect & (residuals > max(UNLIKE * worst, numbers.rounding))
+    wrong, (entries, heads, rows_at) = torch.zeros_like(suspect), numbers.scan.places
     for i, j in suspect.any(-1).nonzero().tolist():
         at = suspect[i, j].nonzero().flatten()
         at = at[spread(len(at), SUSPECTS)]
-        rows = call.rows(numbers.rows.dialect, places=(entries[i : i + 1], heads[j : j + 1], rows_at[at]))
-        over = over_bound(rows, call)
+        rows = numbers.call.rows(numbers.rows.dialect, places=(entries[i : i + 1], heads[j : j + 1], rows_at[at]))
+        over = over_bound(rows, numbers.call)
         if over is not None:
             wrong[i, j, at] = over[0, 0] > max(1.0, UNLIKE * numbers.times_bound)
     return wrong

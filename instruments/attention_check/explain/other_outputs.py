@@ -26,8 +26,8 @@ from attention_check.conventions.derivatives import (
     turned,
 )
 from attention_check.conventions.low_bits import OF_P
-from attention_check.conventions.reading import CapturedCall, Unfit, as_read, spread, taken
-from attention_check.conventions.search import NEAR, OFF, UNITS
+from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, as_read, spread, taken
+from attention_check.conventions.search import NEAR, OFF
 from attention_check.explain.distance import parts, places_of
 from attention_check.explain.gradient_parts import SHOWS, counted
 from attention_check.explain.verdict import Explanation, OtherOutput, Verdict, wrong_regions

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_check.conventions.conventions import BY_CHOICE, Convention
 from attention_check.conventions.other_keys import Page, Span
-from attention_check.conventions.tile_weights import WrongTiles
+from attention_check.conventions.solved_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
 
 MOST = 4  # ranges that are listed; more are no pattern
