@@ -93,6 +93,16 @@ def test_right_kernels_have_no_difference(name, dtype, options):
     assert "are those of attention" in str(found)
 
 
+def test_weights_that_a_large_scale_makes_0_are_of_no_mask():
+    q, k = drawn()
+
+    def divided(q, k, v):
+        return torch.softmax(q @ k.repeat_interleave(2, 1).mT / DIM**-0.5, -1) @ v.repeat_interleave(2, 1)
+
+    (said,) = differences(weights(divided, q, k))
+    assert said.startswith("Scores are multiplied by ") and said.endswith("expected 0.1768.")
+
+
 def test_what_is_due_is_what_is_believed():
     assert not differences(weights(kernel(cap=3.0), *drawn(), causal=True, softcap=3.0))
     (said,) = differences(weights(kernel(), *drawn(), causal=True, softcap=3.0))

@@ -115,8 +115,15 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     fmt = _format(measured, Format.of(q.dtype))
     precisions = [Precision.kernel(q.dtype), Precision.materialized(q.dtype)]
     precisions += [replace(precisions[0], probs=Format.of(fmt))] if fmt else []
-    about = [tolerance(q, k, eye, precision=precision, **options) for precision in precisions]
-    expected, bound = about[0].golden.flatten(0, 1), torch.stack([each.bound for each in about]).amax(0).flatten(0, 1)
+
+    def due(**options):
+        about = [tolerance(q, k, eye, precision=precision, **options) for precision in precisions]
+        bound = torch.stack([each.bound for each in about]).amax(0).flatten(0, 1)
+        expected = about[0].golden.flatten(0, 1)
+        large = expected > LEAST * expected.amax(-1, keepdim=True)
+        return expected, bound, (bound / expected)[large].log1p().square().mean().sqrt().item() / SIGMAS
+
+    expected, bound, limit = due(**options)
     due_heads = torch.arange(len(k) * k.shape[1]).repeat_interleave(resolved.group)
     key_heads = _key_heads(measured, q, k, due_heads)
     keys = k.flatten(0, 1)[key_heads].unflatten(0, q.shape[:2])
@@ -129,9 +136,11 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     n_q, n_kv = raw.shape[1:]
     distance = (torch.arange(n_kv) - torch.arange(n_q)[:, None] - n_kv + n_q).abs().double()
     bias = -distance.expand_as(raw) if added is None else added.flatten(0, 1)
-    large = expected > LEAST * expected.amax(-1, keepdim=True)
-    limit = (bound / expected)[large].square().mean().sqrt().item() / SIGMAS
     found = _map(p, raw, bias, resolved, fmt or q.dtype, limit)
+    scale = found.scale.mean().item()
+    if found.residual > found.limit and scale > resolved.scale:  # larger scores round to more
+        of_larger = _map(p, raw, bias, resolved, fmt or q.dtype, due(**options | dict(scale=scale))[2])
+        found = of_larger if of_larger.residual <= of_larger.limit else found
     sink, factor = _further_term(p, expected, found, bound.norm(dim=-1))
     return Weights(
         measured, expected, bound, options, left_out, key_heads, due_heads, moved, p > 0, own > 0, _hidden(p, found),
@@ -234,11 +243,14 @@ def _map(p, raw, bias, resolved, fmt, limit):
 
 def _hidden(p, found):
     """Keys with a weight of 0, which is far below the one that the map gives them: the least ratio that any row has to
-    its largest weight is the least that the kernel can give."""
+    its largest weight is the least that the kernel can give. The map's own error grows with the distance from it."""
     log_ratio = (p / p.amax(-1, keepdim=True)).log()
     floor = log_ratio[p > 0].amin() if (p > 0).any() else -math.inf
     top = found.logits.where(p > 0, -math.inf).amax(-1, keepdim=True)
-    return (p == 0) & ((found.logits - top > floor + math.log(4)) | (top == -math.inf))
+    below = found.logits - top  # (heads, n_q, n_kv)
+    far = below.abs() * (found.scale_error / found.scale.abs().clamp(min=1e-300))[:, None, None]
+    least = floor + math.log(4) + SIGMAS * found.residual + far
+    return (p == 0) & ((below > least) | (top == -math.inf))
 
 
 def _further_term(p, expected, found, slack):
