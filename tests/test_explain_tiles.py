@@ -25,8 +25,8 @@ def problem(seed=0, hidden=0.0):
 def merged(S, v, factors, size):
     """The sum over tiles of size keys of exp(S - m) V times factors (rows, tiles), over the right row sum."""
     P = torch.exp(S - S.amax(-1, keepdim=True))
-    O = sum(p @ v[:, :, at * size : (at + 1) * size].double() * factors[..., at, None]
-            for at, p in enumerate(P.split(size, -1)))  # fmt: skip
+    parts = enumerate(zip(P.split(size, -1), v.double().split(size, 2)))
+    O = sum(p @ v_j * factors[..., at, None] for at, (p, v_j) in parts)
     return (O / P.sum(-1, keepdim=True)).bfloat16()
 
 
@@ -54,6 +54,13 @@ def merged_alike(S, v, base=0.0):
     return merged(S, v, torch.softmax(base * L, -1) / torch.softmax(L, -1), 128)
 
 
+def merged_at_a_border(S, v, base=1.0, order=slice(None)):
+    """Of keys 0 to 199, and the others; order: of the rows, in which their log-sum-exps are read."""
+    _, L = tiles(S, [200, 56])
+    wrong = torch.stack([L[..., 0], L[..., 1][:, :, order]], -1)
+    return merged(S, v, torch.softmax(base * wrong, -1) / torch.softmax(L, -1), [200, 56])
+
+
 def part_missing(S, v):
     hidden = S.clone()
     hidden[..., 128:192, 64:128] = -math.inf
@@ -74,6 +81,8 @@ def page_twice(S, v):
         (merged_alike, Rule.EQUAL, 128),
         (lambda S, v: merged_alike(S, v, math.log(2)), Rule.BASE_2, 128),
         (lambda S, v: merged_alike(S, v, 1 / math.log(2)), Rule.BASE_E, 128),
+        (lambda S, v: merged_at_a_border(S, v, 1 / math.log(2)), Rule.BASE_E, 0),
+        (lambda S, v: merged_at_a_border(S, v, order=torch.arange(N).roll(7)), Rule.OTHER_ROWS, 0),
         (part_missing, Rule.MISSING, 64),
         (page_twice, Rule.PAGE, 16),
     ],

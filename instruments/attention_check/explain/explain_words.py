@@ -60,13 +60,14 @@ TILES = {  # of a Rule -> what is wrong
     Rule.OTHER_SINKS: "its heads have the sinks of other heads",
     Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
     Rule.PAGE: "some pages of {size} keys are taken twice, in place of others",
-    Rule.MISSING: "tiles of {size} keys are missing",
-    Rule.ZEROS: "tiles of {size} keys are zeros: they count in the row sum, and have no values",
-    Rule.MAXIMUM: "its tiles of {size} keys are not rescaled where a later one raises the maximum",
+    Rule.MISSING: "{tiles} are missing",
+    Rule.ZEROS: "{tiles} are zeros: they count in the row sum, and have no values",
+    Rule.MAXIMUM: "{tiles} are not rescaled where a later one raises the maximum",
     Rule.EQUAL: "parts of keys are merged without their log-sum-exp: each counts alike",
     Rule.BASE_2: "parts of keys are merged by 2 to the power of their natural log-sum-exp",
     Rule.BASE_E: "parts of keys are merged by e to the power of their log-sum-exp of base 2",
-    Rule.OTHER: "tiles of {size} keys have wrong weights",
+    Rule.OTHER_ROWS: "two parts of the keys are merged by the log-sum-exp of other rows",
+    Rule.OTHER: "{tiles} have wrong weights",
 }
 OUT_OF_SIGHT = (
     "Out of sight here: what was done to q and k before (a norm with weights, RoPE in another way), and to o after. "
@@ -235,7 +236,8 @@ def _bug(found, name):
         parts = ((page.entry, page.first), (page.of_entry, page.of_first)) if page else ()
         said = BUGS[kind].format(
             found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
-            rule=tiles and TILES[tiles.rule].format(size=tiles.size, count=tiles.count),
+            rule=tiles and TILES[tiles.rule].format(
+                size=tiles.size, count=tiles.count, tiles=f"tiles of {tiles.size} keys" if tiles.size else "parts"),
             moved="; ".join(f"keys {a.first} to {a.first + a.size - 1} have the values of keys {a.of_first} to "
                             f"{a.of_first + a.size - 1}" for a in found.moved),
             nan="1 row is" if count == 1 else f"{count:,} rows are",
