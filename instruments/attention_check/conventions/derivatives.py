@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Dialect, Rows, Unfit, attend, log_sum_exp, scores, weights
-from attention_check.conventions.conventions import FLAT, TURNED
+from attention_check.conventions.conventions import BSHD, FLAT
 from attention_check.conventions.reading import CapturedCall, as_read
 from attention_check.tolerance import EXP, FAR
 from fa_lib.numerics.formats import FP32, FP64, Format
@@ -55,7 +55,7 @@ def _refuse_unlike(dialect: Dialect) -> None:
     exchanged = dialect.sources or dialect.roles or dialect.heads not in ("", "interleaved")
     if exchanged or dialect.softmax.startswith("over_"):
         raise Unfit("not computed where tensors are exchanged, heads reversed, or the softmax is not over keys")
-    if dialect.layout not in ("", *TURNED) and not dialect.layout.startswith(FLAT):
+    if dialect.layout and not dialect.layout.startswith(FLAT) and not dialect.layout.endswith(BSHD):
         raise Unfit("not computed where a tensor was read with wrong strides")
 
 
