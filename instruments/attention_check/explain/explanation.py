@@ -5,20 +5,19 @@ CANDIDATES lists what an output may be; `explanation` asks one after the other, 
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
-from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, spread
-from attention_check.conventions.search import NEAR, PART, Fit, is_flat, search
+from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, own_sources, search
 from attention_check.conventions.solved_weights import LEAST_DROPOUT, OF_SINKS, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
@@ -371,40 +370,25 @@ def wrong_in_places(case: Case, believed: Distance | None) -> Explanation:
     return case.explained(numbers, of_all=True, where=where, noise=like, short=short)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """What an output may be.
+class Candidate(NamedTuple):
+    """What an output may be."""
 
-    Attributes:
-        find: (Case, its `believed`) -> the Explanation; None where the output is something else.
-        of_parts: a part of an output may be it, too. in_any_shape: it is asked where the shapes make no call as
-            believed, too; `believed` is None then.
-    """
-
-    find: Callable[[Case, Any], Explanation | None]
-    of_parts: bool = False
-    in_any_shape: bool = False
+    find: Callable[[Case, Any], Explanation | None]  # of a Case and its `believed`; None where it is something else
+    of_parts: bool = False  # a part of an output may be it, too
+    in_any_shape: bool = False  # it is asked, too, where the shapes make no call as believed: `believed` is None then
 
     def of(self, case: Case) -> Explanation | None:
         return self.find(case, case.believed) if case.believed or self.in_any_shape else None
 
 
 CANDIDATES = (
-    Candidate(of_eight_bits, in_any_shape=True),
-    Candidate(as_believed),
-    Candidate(rows_of_zero),
-    Candidate(of_one_number, in_any_shape=True),
-    Candidate(in_another_dialect, of_parts=True, in_any_shape=True),
-    Candidate(in_other_bits),
-    Candidate(of_other_last_keys, of_parts=True),
-    Candidate(not_finite, in_any_shape=True),
-    Candidate(in_coarser_arithmetic, in_any_shape=True),
-    Candidate(wrong_in_a_part),
-    Candidate(of_other_weights, of_parts=True, in_any_shape=True),
-    Candidate(wrong_in_each_head),
-    Candidate(wrong_in_features),
-    Candidate(wrong_in_places, in_any_shape=True),
-)
+    Candidate(of_eight_bits, in_any_shape=True), Candidate(as_believed), Candidate(rows_of_zero),
+    Candidate(of_one_number, in_any_shape=True), Candidate(in_another_dialect, of_parts=True, in_any_shape=True),
+    Candidate(in_other_bits), Candidate(of_other_last_keys, of_parts=True), Candidate(not_finite, in_any_shape=True),
+    Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(wrong_in_a_part),
+    Candidate(of_other_weights, of_parts=True, in_any_shape=True), Candidate(wrong_in_each_head),
+    Candidate(wrong_in_features), Candidate(wrong_in_places, in_any_shape=True),
+)  # fmt: skip
 
 
 def _not_finite(case: Case, numbers: Distance) -> Explanation:
