@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from attention_check.conventions.attention import Dialect, Unfit
-from attention_check.conventions.rope import BASES, PAIRS, ROPE, ROTATED
+from attention_check.conventions.rope import BASES, PAIRS, ROPE, ROTATED, of_number
 
 if TYPE_CHECKING:  # which imports this module
     from attention_check.conventions.reading import CapturedCall
@@ -39,7 +39,7 @@ class Convention:
     fault: bool = False
     fits: "Callable[[CapturedCall], bool]" = lambda call: True
     selects: Mapping[str, str] = field(default_factory=dict)
-    how: Callable[..., Any] | None = field(default=None, kw_only=True)
+    how: Callable[..., Any] = field(default=lambda *values: values, kw_only=True)
 
     @property
     def key(self) -> str:
@@ -179,10 +179,7 @@ SCALE = {"the scale": "scale= of torch, JAX and MLX, softmax_scale= of flash-att
 NORMS = {"l2": (0.0, "length 1"), "rms": (0.5, "a root mean square of 1")}  # the power of head_dim, as a length
 NORMED = {f"{of}_{norm}": of for of in ("qk", "q", "k") for norm in NORMS}
 FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
-TURNED = {  # layouts -> which tensors are (batch, sequence, heads, head_dim)
-    "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
-    "v_bshd": "v",
-}  # fmt: skip
+BSHD = "_bshd"  # the end of one: tensors are (batch, sequence, heads, head_dim)
 SHIFTED = ("later", "before", 1), ("earlier", "behind", -1)
 PACKED = {  # of CapturedCall.masks
     "starts_of_q": "the places of its queries (cu_seqlens in place of cu_seqlens_k)",
@@ -196,11 +193,12 @@ CONVENTIONS = (
                how=lambda rows, keys, own: keys <= rows),
     Convention("causal", "bottom_right", "with a causal mask", fits=_lacks("causal"), selects=ALIGNED,
                how=lambda rows, keys, own: keys <= own),
-    *(Convention("layout", choice, f"{words} (batch, sequence, heads, head_dim)", selects=LAYOUT,
-                 how=_of(TURNED[choice], _turned)) for choice, words in (
-        ("all_bshd", "of tensors read as"), ("inputs_bshd", "of q, k and v read as"), ("o_bshd", "with its output as"),
+    *(Convention("layout", f"{name}{BSHD}", f"{words} (batch, sequence, heads, head_dim)", selects=LAYOUT,
+                 how=_of(of, _turned)) for name, of, words in (
+        ("all", "qkvo", "of tensors read as"), ("inputs", "qkv", "of q, k and v read as"),
+        ("o", "o", "with its output as"),
     )),
-    *(Convention("layout", f"{of}_bshd", f"of {' and '.join(of)} read as (batch, sequence, heads, head_dim)", FAULT,
+    *(Convention("layout", f"{of}{BSHD}", f"of {' and '.join(of)} read as (batch, sequence, heads, head_dim)", FAULT,
                  how=_of(of, _turned)) for of in ("q", "kv", "k", "v")),
     Convention("layout", "o_reshaped", "with its output reshaped from (batch, sequence, heads, head_dim), where it "
                "should be transposed", FAULT, how=_of("o", _viewed)),
@@ -354,7 +352,7 @@ def what(dialect: Mapping[str, Any]) -> str:
         if isinstance(value := dialect.get(aspect), float) and (aspect, value) not in BY_CHOICE:
             names.append(words.format(value, keys=math.exp(min(value, 99.0)) if aspect == "sink" else 0))
     if (role := dialect.get("roles")) and ("roles", role) not in BY_CHOICE:
-        names.append(words(role))
+        names.append(of_number(role))
     if "keys" in dialect:
         first, end = dialect["keys"]
         names.append(f"of keys {first} to {end - 1} alone")

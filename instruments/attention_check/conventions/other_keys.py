@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_check.conventions.attention import Dialect, Rows, changed, scores, weights
-from attention_check.conventions.fitting import FEATURES, HELD_OUT, TINY, prefix_errors
 from attention_check.conventions.reading import HIDDEN, CapturedCall, Reader, Unfit
+from attention_check.conventions.search import FEATURES, HELD_OUT, TINY, prefix_errors
 
 ENTRIES, HEADS = 16, 3  # that are looked at, at most
 SUMS = 2**21  # entries times rows times keys of a head, at most

@@ -182,24 +182,19 @@ class Reader:
 def _laid_out(call, layout, roles):
     """q, k, v, o as (batch, heads, sequence, head_dim)."""
     tensors = dict(q=call.q, k=call.k, v=call.v, o=call.o)
-    q, k, v, o = (_how("layout", layout)(tensors) if layout else tensors).values()
+    q, k, v, o = (BY_CHOICE["layout", layout].how(tensors) if layout else tensors).values()
     if roles and not roles.startswith(ROPE):
-        q, k, v = _how("roles", roles)(q, k, v)
+        q, k, v = BY_CHOICE["roles", roles].how(q, k, v)
     fits = q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1] and q.shape[0] == k.shape[0]
     if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
         raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")
     return q, k, v, o
 
 
-def _how(aspect, choice):
-    """The function that computes a listed choice; raises a KeyError where it is not listed."""
-    return BY_CHOICE[aspect, choice].how or (lambda *values: values)
-
-
 def as_read(x: Tensor, name: str, layout: str) -> Tensor:
     """A tensor that is laid out as "q", "k", "v" or "o", as (batch, heads, sequence, features), of a Dialect's layout;
     raises Unfit where heads of so many features do not fill its last dimension."""
-    return _how("layout", layout)({name: x})[name] if layout else x
+    return BY_CHOICE["layout", layout].how({name: x})[name] if layout else x
 
 
 def _scale(options, dialect, d):
@@ -207,7 +202,7 @@ def _scale(options, dialect, d):
     believed = options.get("scale") or d**-0.5
     if isinstance(dialect.scale, float):
         return dialect.scale * believed
-    return _how("scale", dialect.scale)(believed, d) if dialect.scale else believed
+    return BY_CHOICE["scale", dialect.scale].how(believed, d) if dialect.scale else believed
 
 
 def _softcap(options, dialect):
@@ -223,8 +218,8 @@ def _added(options, reading, places, shape):
     own = rows[:, None] + (n_kv - n_q)  # the key of a row, aligned bottom-right
     keys = torch.arange(n_kv)[None]
     distance = keys - own  # (rows, n_kv), above 0 for later keys
-    how = _how("causal", causal or ("bottom_right" if options.get("causal") else "none"))
-    near = how(rows[:, None], keys, own).expand(len(rows), n_kv).clone()
+    causal = BY_CHOICE["causal", causal or ("bottom_right" if options.get("causal") else "none")]
+    near = causal.how(rows[:, None], keys, own).expand(len(rows), n_kv).clone()
     left, right = _window(options, window)
     near &= torch.ones_like(near) if left is None else distance >= -left
     near &= torch.ones_like(near) if right is None else distance <= right

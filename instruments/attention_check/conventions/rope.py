@@ -56,8 +56,8 @@ def _frequencies(d, base):
     return float(base) ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
 
 
-def words(role: str) -> str:
-    """Of a role with a number: "with q turned by RoPE 3 positions too far (...)"."""
+def of_number(role: str) -> str:
+    """A role with a number in words: "with q turned by RoPE 3 positions too far (...)"."""
     which, pairs, base = role.removeprefix(ROPE).split("_")
     name, number = re.fullmatch(r"([a-z]+)(-?\d+)", which).groups()  # pyright: ignore[reportOptionalMemberAccess]
     count, side = abs(int(number)), "too far" if int(number) > 0 else "too few"

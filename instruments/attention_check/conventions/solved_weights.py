@@ -76,9 +76,9 @@ class WrongTiles:
 
 
 def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows, Tensor] | None:
-    """Solve each row of an output for the weights of tiles, of the largest size at which that holds, or of two parts: it
-    leaves no more than rounding on every other feature, which nothing was fitted to. Raises Unfit where the shapes make
-    no call.
+    """Solve each row of an output for the weights of tiles, of the largest size at which that holds, or of two parts:
+    it leaves no more than rounding on every other feature, which nothing was fitted to. Raises Unfit where the shapes
+    make no call.
 
     Returns:
         What is wrong, the rows, and in which of them, bool (entries, heads, rows, 1). None where no size holds, or no
@@ -120,8 +120,8 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
 
 
 def _border(P, rows, fit):
-    """The key at which the second of two parts begins that leave least, each with a factor in every row: fitted to every
-    other feature, left on the others. 0 where there are too many keys.
+    """The key at which the second of two parts begins that leave least, each with a factor in every row: fitted to
+    every other feature, left on the others. 0 where there are too many keys.
 
     Args:
         P: (rows, n_kv), of the rows that `fit` has.

@@ -7,18 +7,17 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
-from attention_check.conventions.fitting import Rated, holding, own_sources
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, spread
-from attention_check.conventions.search import NEAR, PART, Fit, is_flat, search
+from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, own_sources, search
 from attention_check.conventions.solved_weights import LEAST_DROPOUT, OF_SINKS, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
@@ -46,21 +45,13 @@ class Case:
     """A call, or a part of one, and what is known of it: each thing is computed where it is first needed."""
 
     def __init__(self, call: CapturedCall):
-        self.call, self.is_part = call, call.at is not None
-        self.fitted: list[Rated] = []
-        self._distances: dict[Dialect, Distance] = {}
-
-    def distance(self, dialect: Dialect) -> Distance:
-        """How far the output is from a dialect; raises Unfit where its shapes make no call."""
-        if dialect not in self._distances:
-            self._distances[dialect] = Distance.of(self.call, dialect)
-        return self._distances[dialect]
+        self.call, self.fitted = call, list[Rated]()
 
     @cached_property
     def believed(self) -> Distance | None:
-        """From the dialect as the caller believes; None where its shapes make no call."""
+        """How far the output is from the dialect as the caller believes; None where its shapes make no call."""
         try:
-            return self.distance(Dialect())
+            return Distance.of(self.call, Dialect())
         except Unfit:
             return None
 
@@ -72,10 +63,12 @@ class Case:
             raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
         return fits
 
-    @property
+    @cached_property
     def nearest(self) -> Distance:
-        """From the nearest listed dialect; of a part from the believed one."""
-        return self.believed if self.is_part and self.believed else self.distance(self.fits[0].dialect)
+        """How far it is from the nearest listed dialect; a part from the believed one."""
+        best = self.fits[0].dialect
+        is_believed = self.call.at is not None or best == Dialect()
+        return self.believed if self.believed and is_believed else Distance.of(self.call, best)
 
     @property
     def tried(self) -> tuple[tuple[dict[str, Any], float], ...]:
@@ -106,8 +99,8 @@ class Case:
         wrong = _rows_over_bound(numbers)
         if not wrong.any():
             return self.explained(numbers, verdict, True, arithmetic=arithmetic)
-        first = verdict == Verdict.ROUNDING and not self.is_part  # else `rows_of_zero` was asked before
-        found = first and rows_of_zero(self) or _wrong_part(self, numbers, wrong)
+        is_first = verdict == Verdict.ROUNDING and self.call.at is None  # else `rows_of_zero` was asked before
+        found = is_first and rows_of_zero(self, numbers) or _wrong_part(self, numbers, wrong)
         return found or self.explained(numbers, of_all=True, where=_located(wrong, numbers))
 
 
@@ -120,14 +113,14 @@ def explanation(call: CapturedCall) -> Explanation:
     if (mask := call.options.get("mask")) is not None:
         call = replace(call, options=call.options | dict(mask=_narrowest(mask)))
     case = Case(call)
-    found = next(answer for candidate, _ in CANDIDATES if (answer := candidate(case)))
+    found = next(answer for each in CANDIDATES if (answer := each.of(case)))
     return replace(found, tried=found.tried or case.tried)
 
 
 def _of_part(call: CapturedCall, *at: Tensor) -> Explanation | None:
     """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found."""
     case = Case(replace(call, at=at))
-    return next((answer for candidate, of_parts in CANDIDATES if of_parts and (answer := candidate(case))), None)
+    return next((answer for each in CANDIDATES if each.of_parts and (answer := each.of(case))), None)
 
 
 def cause_of(
@@ -161,28 +154,26 @@ def cause_of(
     return Cause(keys_of(found.dialect), found.residual <= NEAR, share, factor=factor)
 
 
-def of_eight_bits(case: Case) -> Explanation | None:
+def of_eight_bits(case: Case, believed: Distance | None) -> Explanation | None:
     """Right for a kernel of 8 bits, on whose grid all of q, k and v lie."""
-    call, believed = case.call, case.believed
+    call = case.call
     exact = believed and believed.is_rounding and believed.is_counted and (believed.times_bound or 0.0) <= 1
     low = "" if exact or call.stated or call.declared else on_grid(call.q, call.k, call.v)
-    found = in_another_dialect(Case(replace(call, stated=low))) if low else None
+    found = in_another_dialect(Case(replace(call, stated=low)), None) if low else None
     return found if found and found.verdict in (Verdict.ROUNDING, Verdict.CONVENTION) else None
 
 
-def as_believed(case: Case) -> Explanation | None:
+def as_believed(case: Case, believed: Distance) -> Explanation | None:
     """Within rounding of what the caller believes; or no row counts, and none is strange."""
-    right = case.believed and case.believed.is_rounding and case.believed.is_counted
-    return case.confirmed(case.believed, Verdict.ROUNDING) if case.believed and right else None
+    return case.confirmed(believed, Verdict.ROUNDING) if believed.is_rounding and believed.is_counted else None
 
 
-def rows_of_zero(case: Case) -> Explanation | None:
+def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
     """Rows of 0 that see keys, and others that are what they are. Rows of padding, whose own keys a mask hides, are a
     convention."""
     call, o = case.call, case.call.o.cpu().clone()
     zero, n_kv, d = (o == 0).all(-1), call.k.shape[2], call.q.shape[-1]  # zero: (batch, heads, n_q)
-    too_many = zero.sum() * n_kv * d > PRODUCTS
-    if case.believed is None or not zero.any() or zero.all() or zero.shape != call.q.shape[:3] or too_many:
+    if not zero.any() or zero.all() or zero.shape != call.q.shape[:3] or zero.sum() * n_kv * d > PRODUCTS:
         return None
     due, features = torch.zeros_like(zero), o.shape[-1]
     for entry, head in zero.any(-1).nonzero().tolist():
@@ -211,15 +202,15 @@ def rows_of_zero(case: Case) -> Explanation | None:
     return replace(found, verdict=Verdict.BUG, zero="rows", where=where)
 
 
-def of_one_number(case: Case) -> Explanation | None:
+def of_one_number(case: Case, believed: Distance | None) -> Explanation | None:
     """The same number everywhere."""
     value = case.call.o.flatten()[0].item()
     if math.isnan(value) or (case.call.o != value).any():
         return None
-    return case.explained(case.believed or case.nearest, constant=value)
+    return case.explained(believed or case.nearest, constant=value)
 
 
-def in_another_dialect(case: Case) -> Explanation | None:
+def in_another_dialect(case: Case, _: Distance | None) -> Explanation | None:
     """Right in another dialect: a listed one, or one with fitted numbers."""
     return _right(case, (dialect for dialect, _ in holding(case.call, case.fits, case.fitted)))
 
@@ -227,7 +218,7 @@ def in_another_dialect(case: Case) -> Explanation | None:
 def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
     """In the first dialect in which the sampled rows are right, and all others like them."""
     for dialect in dialects:
-        numbers = case.distance(dialect)
+        numbers = Distance.of(case.call, dialect)
         if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and numbers.is_counted:
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
@@ -236,28 +227,26 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
     return None
 
 
-def in_other_bits(case: Case) -> Explanation | None:
+def in_other_bits(case: Case, believed: Distance) -> Explanation | None:
     """Right, had its bits been read as the other format of 16."""
     other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(case.call.o.dtype)
-    if case.believed is None or other is None:
-        return None
-    is_right = Distance.of(replace(case.call, o=case.call.o.view(other)), Dialect()).is_rounding
-    return case.explained(case.believed, bits=Format.of(other).name) if is_right else None
+    right = other and Distance.of(replace(case.call, o=case.call.o.view(other)), Dialect()).is_rounding
+    return case.explained(believed, bits=Format.of(other).name) if other and right else None
 
 
-def of_other_last_keys(case: Case) -> Explanation | None:
+def of_other_last_keys(case: Case, believed: Distance) -> Explanation | None:
     """Right, with another last key in some rows."""
-    spans = last_keys(case.call) if case.believed else ()
-    return case.explained(case.believed, spans=spans) if case.believed and spans else None
+    spans = last_keys(case.call)
+    return case.explained(believed, spans=spans) if spans else None
 
 
-def not_finite(case: Case) -> Explanation | None:
+def not_finite(case: Case, believed: Distance | None) -> Explanation | None:
     """Not finite where it should be, or the other way round."""
     bad = case.nearest.nan_rows or case.nearest.hidden_nan
-    return _not_finite(case, case.believed or case.nearest) if bad else None
+    return _not_finite(case, believed or case.nearest) if bad else None
 
 
-def in_coarser_arithmetic(case: Case) -> Explanation | None:
+def in_coarser_arithmetic(case: Case, believed: Distance | None) -> Explanation | None:
     """Near a dialect: a computation in fewer bits has its error, or all rows are alike."""
     call, numbers = case.call, case.nearest
     if numbers.residual > COARSE:
@@ -265,10 +254,10 @@ def in_coarser_arithmetic(case: Case) -> Explanation | None:
     best, fmt = numbers.rows.dialect, call.precision.output if call.stated in OF_P else call.fmt
     q = None if best.layout or best.roles else call.q
     found = computation(numbers.rows, fmt, replace(call.precision, inputs=fmt), call.block, q)
-    changes, believed = best.changes(), case.believed.residual if case.believed else math.inf
-    near = NEAR * min(1.0, believed) if changes else NEAR  # so it explains 99 % of the squared error
+    changes, before = best.changes(), believed.residual if believed else math.inf
+    near = NEAR * min(1.0, before) if changes else NEAR  # so it explains 99 % of the squared error
     if changes.keys() & GRADUAL:
-        near = min(NEAR, MUCH * believed) if all(change in BY_CHOICE for change in changes.items()) else 0.0
+        near = min(NEAR, MUCH * before) if all(change in BY_CHOICE for change in changes.items()) else 0.0
     alike = numbers.is_even and numbers.residual <= near
     if alike and not changes and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
         share = noise(numbers.rows)  # other function's, but for a dropout of more weights than nobody drops
@@ -279,12 +268,10 @@ def in_coarser_arithmetic(case: Case) -> Explanation | None:
     return case.confirmed(numbers, verdict, found)
 
 
-def wrong_in_a_part(case: Case) -> Explanation | None:
+def wrong_in_a_part(case: Case, believed: Distance) -> Explanation | None:
     """Right in some entries and heads, or else rows, and wrong in others, of which one is known by itself."""
-    if case.believed is None:
-        return None
-    residuals = case.believed.scan.residual_by_row
-    return _wrong_part(case, case.believed, residuals.isfinite() & (residuals > UNLIKE * case.believed.rounding))
+    residuals = believed.scan.residual_by_row
+    return _wrong_part(case, believed, residuals.isfinite() & (residuals > UNLIKE * believed.rounding))
 
 
 def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | None:
@@ -292,7 +279,7 @@ def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | N
     call, residuals = case.call, numbers.scan.residual_by_row
     finite = residuals.isfinite()
     bad = wrong.sum(-1) > OUT * finite.sum(-1)  # (batch, heads)
-    if case.is_part or numbers.rows.dialect.changes() or bad.shape != call.q.shape[:2] or not wrong.any():
+    if call.at is not None or numbers.rows.dialect.changes() or bad.shape != call.q.shape[:2] or not wrong.any():
         return None
     of_heads, where = bool(bad.any() and not bad.all()), _located(wrong, numbers)
     if not of_heads and not (where and where.rows and wrong.sum() <= (1 - OUT) * finite.sum()):
@@ -323,9 +310,9 @@ def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | N
     return None
 
 
-def of_other_weights(case: Case) -> Explanation | None:
+def of_other_weights(case: Case, believed: Distance | None) -> Explanation | None:
     """Right but for the weights of whole tiles of keys, for values of other keys, or for weights that are dropped."""
-    for numbers in dict.fromkeys((case.believed or case.nearest, case.nearest)):
+    for numbers in dict.fromkeys((believed or case.nearest, case.nearest)):
         dialect = numbers.rows.dialect
         if solved := wrong_tiles(case.call, dialect):
             tiles, rows, wrong = solved
@@ -338,40 +325,37 @@ def of_other_weights(case: Case) -> Explanation | None:
     return None
 
 
-def wrong_in_each_head(case: Case) -> Explanation | None:
+def wrong_in_each_head(case: Case, believed: Distance) -> Explanation | None:
     """Wrong in all heads, in another way in each perhaps: the first head is known by itself."""
-    numbers, call = case.believed, case.call
-    if numbers is None or call.q.shape[1] == 1 or numbers.scan.residual_by_row.shape[:2] != call.q.shape[:2]:
+    call, first = case.call, torch.zeros(1, dtype=torch.int64)
+    if call.q.shape[1] == 1 or believed.scan.residual_by_row.shape[:2] != call.q.shape[:2]:
         return None
-    first = torch.zeros(1, dtype=torch.int64)
-    inner = _of_part(call, first, first, numbers.scan.places[2])
+    inner = _of_part(call, first, first, believed.scan.places[2])
     if inner is None or not inner.dialect or inner.where is not None or inner.dialect.keys() & OF_ALL - {"alibi"}:
         return None
-    where = WrongRegions(1.0, (), (), (), (), (*numbers.rows.shape[:3], call.v.shape[-1]))
-    return case.explained(numbers, of_all=True, inside=(0, (0,), inner), where=where)
+    where = WrongRegions(1.0, (), (), (), (), (*believed.rows.shape[:3], call.v.shape[-1]))
+    return case.explained(believed, of_all=True, inside=(0, (0,), inner), where=where)
 
 
-def wrong_in_features(case: Case) -> Explanation | None:
+def wrong_in_features(case: Case, believed: Distance) -> Explanation | None:
     """Wrong in some features of all rows, and right in the others."""
-    if case.believed is None:
-        return None
-    rows, golden, counted = case.believed.rows, case.believed.rows.golden, case.believed.rows.counted
+    rows, golden, counted = believed.rows, believed.rows.golden, believed.rows.counted
     size = golden[counted].square().mean().sqrt().clamp(min=1e-300)
-    wrong = ((rows.o - golden).abs() > UNLIKE * case.believed.rounding * size) & counted[..., None]
+    wrong = ((rows.o - golden).abs() > UNLIKE * believed.rounding * size) & counted[..., None]
     features = wrong[counted].double().mean(0) > 0.5  # (d_v,)
     if not features.any() or features.double().mean() > 1 - PART:
         return None
     of_rows = wrong[counted][:, features].double().mean(-1) > 0.5  # values near 0 are near a wrong 0
     where = wrong_regions(wrong, rows.places, (*rows.shape[:3], rows.o.shape[-1]))
-    return case.explained(case.believed, where=where) if where.features and of_rows.double().mean() > 1 - OUT else None
+    return case.explained(believed, where=where) if where.features and of_rows.double().mean() > 1 - OUT else None
 
 
-def wrong_in_places(case: Case) -> Explanation:
+def wrong_in_places(case: Case, believed: Distance | None) -> Explanation:
     """Wrong, and where; everywhere, where no dialect holds in the others."""
     numbers = case.nearest
     right = (numbers.fit.counted <= UNLIKE * numbers.rounding).double().mean().item()
     # where no dialect holds, or nothing lies apart in it, the nearest one says nothing of where the output is wrong
-    where, tried = None, [numbers] * (right >= PART or case.believed is None) + [case.believed or numbers]
+    where, tried = None, [numbers] * (right >= PART or believed is None) + [believed or numbers]
     for numbers in dict.fromkeys(tried):
         residuals = numbers.scan.residual_by_row
         wrong, where = _wrong(residuals, numbers.rounding), None
@@ -386,12 +370,24 @@ def wrong_in_places(case: Case) -> Explanation:
     return case.explained(numbers, of_all=True, where=where, noise=like, short=short)
 
 
-Candidate = Callable[[Case], Explanation | None]
-CANDIDATES: tuple[tuple[Candidate, bool], ...] = (  # in their order; and whether a part of an output may be it, too
-    (of_eight_bits, False), (as_believed, False), (rows_of_zero, False), (of_one_number, False),
-    (in_another_dialect, True), (in_other_bits, False), (of_other_last_keys, True), (not_finite, False),
-    (in_coarser_arithmetic, False), (wrong_in_a_part, False), (of_other_weights, True), (wrong_in_each_head, False),
-    (wrong_in_features, False), (wrong_in_places, False),
+class Candidate(NamedTuple):
+    """What an output may be."""
+
+    find: Callable[[Case, Any], Explanation | None]  # of a Case and its `believed`; None where it is something else
+    of_parts: bool = False  # a part of an output may be it, too
+    in_any_shape: bool = False  # it is asked, too, where the shapes make no call as believed: `believed` is None then
+
+    def of(self, case: Case) -> Explanation | None:
+        return self.find(case, case.believed) if case.believed or self.in_any_shape else None
+
+
+CANDIDATES = (
+    Candidate(of_eight_bits, in_any_shape=True), Candidate(as_believed), Candidate(rows_of_zero),
+    Candidate(of_one_number, in_any_shape=True), Candidate(in_another_dialect, of_parts=True, in_any_shape=True),
+    Candidate(in_other_bits), Candidate(of_other_last_keys, of_parts=True), Candidate(not_finite, in_any_shape=True),
+    Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(wrong_in_a_part),
+    Candidate(of_other_weights, of_parts=True, in_any_shape=True), Candidate(wrong_in_each_head),
+    Candidate(wrong_in_features), Candidate(wrong_in_places, in_any_shape=True),
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What a gradient is that came with an output: right, right read otherwise, or which other one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores, weights
+from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores
 from attention_check.conventions.conventions import CONVENTIONS, Convention
 from attention_check.conventions.derivatives import (
     GRADIENTS,
@@ -18,6 +18,7 @@ from attention_check.conventions.derivatives import (
     Spread,
     along_delta,
     by_hand,
+    counted,
     deltas,
     exp_less,
     gradients,
@@ -29,7 +30,6 @@ from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, as_read, spread, taken
 from attention_check.conventions.search import NEAR, OFF
 from attention_check.explain.distance import parts, places_of
-from attention_check.explain.gradient_parts import SHOWS, counted
 from attention_check.explain.verdict import Explanation, OtherOutput, Verdict, wrong_regions
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
@@ -93,10 +93,9 @@ class RightGradients:
         UNITS unit roundoffs of the largest gradient of TOGETHER rows."""
         if not self.spreads:
             units = UNITS * self.call.fmt.unit_roundoff
-            return self.of_heads(name, [{name: _largest(units * each[name].abs())} for each in self.values])
-        output = Format.of(self.call.others[name].dtype)
-        bounds = [of[name].bound(each[name], output, self.strength) for of, each in zip(self.spreads, self.values)]
-        return self.of_heads(name, [{name: x} for x in bounds])
+            return self.of_heads(name, (_largest(units * each[name].abs()) for each in self.values))
+        output, pairs = Format.of(self.call.others[name].dtype), zip(self.spreads, self.values)
+        return self.of_heads(name, (of[name].bound(each[name], output, self.strength) for of, each in pairs))
 
     def is_as_written_out(self, name: str, error: Tensor) -> bool:
         """Whether an error is about that of attention written out step by step: within ROOM * ALLOWED times Baseline's
@@ -104,23 +103,18 @@ class RightGradients:
         whole."""
         if not self.spreads or self.call.stated in OF_P:
             return False
-        sizes = [torch.maximum(of[name].size, each[name].square()) for of, each in zip(self.spreads, self.values)]
-        size = self.of_heads(name, [{name: x} for x in sizes]).mean().sqrt().item()
+        sizes = (torch.maximum(of[name].size, each[name].square()) for of, each in zip(self.spreads, self.values))
+        size = self.of_heads(name, sizes).mean().sqrt().item()
         if not error.square().mean().sqrt().item() <= UNITS * self.call.fmt.unit_roundoff * size:
             return False
-        allowed = [_rounding(*each, self.call.fmt)[name] for each in zip(self.groups, self.values)]
-        return bool((error <= self.of_heads(name, [{name: x} for x in allowed])).all())
+        allowed = (_rounding(*each, self.call.fmt)[name] for each in zip(self.groups, self.values))
+        return bool((error <= self.of_heads(name, allowed)).all())
 
-    def of_heads(self, name: str, parts: list[dict[str, Tensor]]) -> Tensor:
-        """What a gradient should be, of `values`, or of other tensors like them: (entries, heads, n, d or 1)."""
-        x = torch.stack([each[name] for each in parts])
+    def of_heads(self, name: str, parts: Iterable[Tensor]) -> Tensor:
+        """One tensor of those of the groups, of a gradient or like it: (entries, heads, n, d or 1)."""
+        x = torch.stack([*parts])
         x = x if GRADIENTS[name] == "q" else x[:, None]
         return x.unflatten(0, (-1, self.across)).flatten(1, 2)
-
-    def select(self, x: Tensor, name: str) -> Tensor:
-        """The part of a gradient of all heads that `of_heads` has."""
-        entries, heads, _ = self.places(name)
-        return x[entries][:, heads].double().cpu()
 
     def shape(self, name: str) -> tuple[int, int, int, int]:
         """Of the whole gradient: batch, heads, n, d."""
@@ -140,7 +134,7 @@ class RightGradients:
 def gradient(right: RightGradients, name: str) -> OtherOutput:
     """What one of GRADIENTS is; raises Unfit where its shape is not that of the tensor that it is of."""
     x, as_read = _in_a_known_shape(right, name)
-    due, bounds = right.of_heads(name, right.values), right.bounds(name)
+    due, bounds = right.of_heads(name, (each[name] for each in right.values)), right.bounds(name)
     if not due.isfinite().any():
         raise Unfit("its right value is not finite")
     x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
@@ -178,12 +172,10 @@ def _in_a_known_shape(right: RightGradients, name: str) -> tuple[Tensor, str]:
     """The heads of a gradient that are looked at, and how they are read: "" is as the tensor that it is of."""
     of = GRADIENTS[name]
     whole, shape = turned(right.call, right.dialect, name, of), right.shape(name)
-    batch, heads, n, d = shape
-    group = right.groups[0].rows.q.shape[1]
-    if whole.shape == shape:
-        return right.select(whole, name), ""
-    if whole.shape == (batch, n, heads, d):
-        return right.select(whole.transpose(1, 2), name), "heads_last"
+    (batch, heads, n, d), group, (entries, at, _) = shape, right.groups[0].rows.q.shape[1], right.places(name)
+    for x, change in ((whole, ""), (whole.transpose(1, 2), "heads_last")):
+        if x.shape == shape:
+            return x[entries][:, at].double().cpu(), change
     if of != "q" and whole.shape == (batch, heads * group, n, d):
         parts = [whole[each.rows.places[0][0]][each.rows.places[1]].double().sum(0).cpu() for each in right.groups]
         return torch.stack(parts).unflatten(0, (-1, right.across)), "for_each_query_head"
@@ -216,14 +208,10 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     """The gradients of a group that mistakes make: key, name -> gradient of those that it changes, and fields of an
     OtherOutput."""
     group, made = right.groups[worst], []
-    rows, dO, dlse = group.rows, group.dO, group.dlse
-    heads = dO.shape[1]  # that share keys
+    rows, dO, dlse, heads = group.rows, group.dO, group.dlse, group.dO.shape[1]  # heads that share keys
 
     def add(key, found, names="dq dk dv", **more):
         made.append((key, {name: found[name] for name in names.split()}, more))
-
-    def add_by_hand(key, names="dq dk dv", P_of=weights, **wrong):
-        add(key, by_hand(group, P_of, **wrong), names, **{x: wrong[x] for x in wrong if x == "features"})
 
     for head in range(heads if heads > 1 and dlse is None else 0):
         add("of_one_head", gradients(rows, dO * (torch.arange(heads) == head)[:, None, None]), "dk dv")
@@ -231,15 +219,15 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
         add("without_dlse", gradients(rows, dO), "dq dk")
     if rows.dialect.is_standard:
         for times in (0, 2) if rows.softcap is not None else ():
-            add_by_hand(f"softcap_{times}", "dq dk", bends=times)
-        add_by_hand("without_delta", "dq dk", delta=0.0)
+            add(f"softcap_{times}", by_hand(group, bends=times), "dq dk")
+        add("without_delta", by_hand(group, delta=0.0), "dq dk")
+        wrong_P = dict(scores=lambda x: (scores(replace(x, products=right.call.fmt(x.products))), log_sum_exp(x)))
         if dlse is None and rows.softcap is None:
-            add_by_hand("not_divided", P_of=lambda rows: exp_less(rows, scores(rows), scores(rows).amax(-1)))
-        fmt = right.call.fmt
-        add_by_hand("scores", P_of=lambda rows: exp_less(rows, scores(replace(rows, products=fmt(rows.products))),
-                                                         log_sum_exp(rows)))  # fmt: skip
+            wrong_P["not_divided"] = lambda x: (scores(x), scores(x).amax(-1))
+        for key, S_and_m in wrong_P.items():
+            add(key, by_hand(group, lambda x, S_and_m=S_and_m: exp_less(x, *S_and_m(x))))
         for features in (each for each in PARTS_OF_HEADS if each < dO.shape[-1]):
-            add_by_hand("part_of_features", "dq dk", features=features)
+            add("part_of_features", by_hand(group, features=features), "dq dk", features=features)
     whole = turned(right.call, right.dialect, "dO", "o")
     (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
@@ -277,8 +265,8 @@ def _of_another_delta(right: RightGradients, name: str, x: Tensor, worst: int) -
     if not less.isfinite().all():
         return
     due = deltas(group.rows, group.dO)[0]  # (heads, n_q)
-    off = less.abs() > SHOWS * due.abs().max()
-    key = "no_delta" if ((due - less)[off].abs() < SHOWS * due.abs().max()).all() else "another_delta"
+    off = less.abs() > OFF * due.abs().max()
+    key = "no_delta" if ((due - less)[off].abs() < OFF * due.abs().max()).all() else "another_delta"
     if name == "dq":
         yield key, x[..., 1::2], (values["dq"] + less[..., None] * along)[..., 1::2], {}
     else:

@@ -109,7 +109,7 @@ class OtherOutput:
             of, where it is not the output's.
         where: the parts that are wrong; None where none are, or all.
         counts: of a change in how often parts count: entry and head of k, of those that are looked at, and of
-            `gradient_parts.counted`.
+            `derivatives.counted`.
         looked_at: heads of k and v of all entries, or rows of a log-sum-exp; of how many.
     """
 
