@@ -108,6 +108,19 @@ def _viewed(x):
     return x.reshape(batch, n, heads, d).transpose(1, 2)
 
 
+def _contiguous(x):
+    """Memory of (batch, heads, sequence, head_dim), where it is (batch, sequence, heads, head_dim)."""
+    return x.transpose(1, 2).reshape(x.shape)
+
+
+def _in_thirds(tensors):
+    """The heads of q, k and v, side by side head by head, taken for all of q, then of k, then of v."""
+    q, k, v = (tensors[name] for name in "qkv")
+    if not q.shape == k.shape == v.shape:
+        raise Unfit("layout: q, k and v of other shapes are in no one tensor")
+    return tensors | dict(zip("qkv", torch.stack([q, k, v], 2).flatten(1, 2).chunk(3, 1)))
+
+
 def _side_by_side(features):
     def apart(x):
         if x.shape[-1] % features:
@@ -207,6 +220,12 @@ CONVENTIONS = (
         ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),
         ("all", "qkvo", "tensors read and written"),
     )),
+    *(Convention("layout", f"{name}_contiguous", f"of {words} as if contiguous, where memory is (batch, sequence, "
+                 "heads, head_dim)", FAULT, how=_of(of, _contiguous)) for name, of, words in (
+        ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),
+    )),
+    Convention("layout", "in_thirds", "of q, k and v that lie head by head in one tensor, which is split in thirds",
+               FAULT, lambda call: call.q.shape == call.k.shape == call.v.shape, how=_in_thirds),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT, how=_of(name, lambda x: x.mT.reshape(x.shape)))
       for name in "qkv"),
@@ -227,7 +246,9 @@ CONVENTIONS = (
                how=lambda believed, d: believed / math.log(2)),
     Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT,
                how=lambda believed, d: believed * math.log(2)),
-    Convention("mask", "ignored", "without the mask", FAULT, _has("mask")),
+    Convention("mask", "ignored", "without the mask", FAULT, lambda call: _has("mask")(call) and not call.starts),
+    Convention("mask", "together", "whose sequences see each other, as without cu_seqlens", FAULT,
+               lambda call: bool(call.starts)),
     Convention("mask", "inverted", "with the boolean mask of the other polarity: True is hidden", fits=_boolean,
                selects=BOOLEAN),
     *(Convention("mask", f"triangle_{key}", f"with the mask's triangle aligned {key.replace('_', '-')}",
@@ -242,6 +263,8 @@ CONVENTIONS = (
     Convention("mask", "first_head", "with the mask of the first head in all", FAULT, _of_heads),
     Convention("mask", "entries_as_heads", "with the mask's entries taken for heads, and its heads for entries", FAULT,
                lambda call: call.q.shape[0] == call.q.shape[1] and (_of_entries(call) or _of_heads(call))),
+    Convention("mask", "entries_as_kv_heads", "with the mask of each entry for the heads of one head of k", FAULT,
+               lambda call: call.q.shape[0] == call.k.shape[1] != call.q.shape[1] and _of_entries(call)),
     *(Convention("mask", choice, f"with keys of each sequence at {words}", FAULT,
                  lambda call, choice=choice: choice in call.masks) for choice, words in PACKED.items()),
     Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),

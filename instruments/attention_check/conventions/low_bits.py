@@ -39,7 +39,7 @@ def dequantised(found: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> tu
     Args:
         found: q, k and v, (batch, heads, sequence, features). scales: of SCALES; one number, one of each head
             (heads,) or (batch, heads), of each block of a head's rows or each row (batch, heads, blocks), or of groups
-            of features too (batch, heads, blocks, groups).
+            of features too (batch, heads, blocks, groups); of each feature alone (batch, heads, head_dim).
 
     Returns:
         The tensors, in FP32 where one is in 8 bits or scaled; and a key of OF_P, or a format's name, in which the
@@ -69,6 +69,8 @@ def _scaled(name, x, scale):
     if scale.numel() == 1:
         return x.double() * scale.reshape(())
     scale = scale[None] if scale.ndim == 1 else scale
+    if scale.ndim == 3 and shape[2] != scale.shape[2] == shape[3]:
+        scale = scale[:, :, None]
     full = scale.reshape(*scale.shape, *(1,) * (4 - scale.ndim)) if scale.ndim <= 4 else scale
     if name == "q" and full.ndim == 4 and shape[1] % full.shape[1] == 0:  # one a head of k, as FlashAttention-3 has it
         full = full.repeat_interleave(shape[1] // full.shape[1], 1)

@@ -226,7 +226,7 @@ def _added(options, reading, places, shape):
     if seen_keys is not None:
         near &= (keys >= seen_keys[0]) & (keys < seen_keys[1])
     bias = torch.zeros(len(entries), len(heads_at), len(rows), n_kv, dtype=torch.float64)
-    if options.get("mask") is not None and mask_choice != "ignored":
+    if options.get("mask") is not None and mask_choice not in ("ignored", "together"):
         bias = bias + _masked(options["mask"], mask_choice, entries, heads_at, rows, shape)
     if alibi:
         slopes = _slopes(heads)[heads_at, None, None]
@@ -260,6 +260,8 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         mask = mask.transpose(-1, -2)
     if choice == "entries_as_heads":
         mask = mask[(None,) * (4 - mask.ndim)].transpose(0, 1)
+    if choice == "entries_as_kv_heads":
+        mask = mask.transpose(0, 1).repeat_interleave(shape[1] // len(mask), 1)
     try:
         mask = mask.expand(shape)
     except RuntimeError:

@@ -271,6 +271,7 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     mask = call.options.get("mask")
     bases += [Dialect(causal="none" if call.options.get("causal") else "bottom_right")]
     bases += [Dialect(mask="ignored")] if mask is not None else []
+    bases += [Dialect(window="ignored")] if call.options.get("window") else []
     bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
     bases = [each for each in dict.fromkeys(bases) if each.softmax not in SOFTMAX_OVER]  # they need all rows
     reader = Reader(call, _room(call))

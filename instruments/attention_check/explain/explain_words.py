@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attention_check.conventions.conventions import what
 from attention_check.conventions.search import NEAR
@@ -15,6 +16,8 @@ FOREIGN = 10.0  # times a gradient's size: an error that a wrong gradient has no
 LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
+SAME_FACTOR = 0.01  # apart, of two factors that are one
+SHOWN = 3  # rows in wrong places
 SAME = 1.1  # times the other's error: two outputs that are as near
 LESS_MEAN = "INT8, K less its mean over keys"  # SMOOTH, of a Cause
 MEANINGS = {  # of a verdict, for who reads it first
@@ -33,6 +36,8 @@ CHANGES = {  # of an OtherOutput -> what it is
     "base_2": "right, as the logarithm to base 2: multiply it by ln 2",
     "negative": "right, with the opposite sign", "maximum": "the largest score of each row alone",
     "without_maximum": "right, without the largest score of each row: add it",
+    "base_2_sum": "right, had it the natural logarithm of the sum of exp(score - largest): it has that to base 2",
+    "blind": "right, but finite in rows that see no key, where -inf is due: a merge with other keys counts them",
     "unscaled_maximum": "right, had the largest score of each row been scaled: it was added unscaled",
     "not_divided": "the gradient of P that is not divided by its row sum",
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
@@ -215,9 +220,10 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
     "nan_rows": "{name} is wrong: {nan} NaN or infinite, though all that they read of q, k and v is finite.{they}",
     "dropout": "{name} is {what} with dropout left on, of about {found.dropout:.0%} of the weights.\n"
     "Solved for its weights, each is 0, or the same multiple of what it should be.",
-    "bits": "{name} is {what}, but its bits are those of {found.bits}, read as another format.",
+    "bits": "{name} is {what}{inputs}, but its bits are those of {found.bits}, read as another format.",
     "constant": "Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant.",
-    "zero": "{name} is {what}, but 0 in {where}, which see keys.",
+    "elsewhere": "{name} is {what}, but its rows are in wrong places, in {where}.\n{elsewhere}.",
+    "zero": "{name} is {what}, but 0 in {where}{sees}.",
     "spans": "{name} is {what}, but of other keys: {spans}.\n"
     "So it is right to rounding; as you describe the call it is off by {found.believed:.2g} of its size.",
     "page": "{name} is {what}, but in place of {page[0]} it reads {page[1]}: a wrong page.\nIt is wrong in {where}.",
@@ -242,11 +248,13 @@ def _bug(found, name):
                             f"{a.of_first + a.size - 1}" for a in found.moved),
             nan="1 row is" if count == 1 else f"{count:,} rows are",
             page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
+            inputs=f" of q, k and v read as {found.bits}" * found.bits_of_all,
+            sees=", which see keys" * (found.zero == "rows"), elsewhere=_elsewhere(found),
             they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
         )  # fmt: skip
         yield from said.splitlines()
     if kind == "zero" and found.residual > NEAR:
-        yield f"Without these rows it is off by {found.residual:.2g} of its size."
+        yield f"Without these {found.zero} it is off by {found.residual:.2g} of its size."
     elif kind == "inside":
         yield from _inside(found)
     elif kind == "tiles":
@@ -256,9 +264,18 @@ def _bug(found, name):
     elif kind == "where":
         if found.sequence is not None:
             yield f"That is in sequence {found.sequence} of cu_seqlens alone."
-        yield from _nearest(found)
     elif not kind:
         yield from _everywhere(found, name)
+
+
+def _elsewhere(found):
+    """The first places, and whose rows they have."""
+    several = found.where is not None and found.where.of[0] > 1
+    lines = []
+    for places in found.elsewhere[:SHOWN]:
+        at, of = (f"{f'entry {entry}, ' * several}head {head}, row {row}" for entry, head, row in places)
+        lines.append(f"At {at} it has what is due at {of}")
+    return ". ".join([*lines, *["The other wrong rows are 0"] * (found.zero == "others")])
 
 
 def _overflow(found):
@@ -278,14 +295,15 @@ def _inside(found):
     several, some = found.where.of[0] > 1, len(heads) < found.where.of[1]
     of_heads = f"head{'s' * (len(heads) > 1)} {_listed(runs(heads))}"
     place = [f"entry {entry}"] * several + [of_heads] * (some or several)
-    yield from (*_bug(inner, f"There ({', '.join(place)}) it" if place else "There it"), *_shared(inner))
+    alone = replace(inner, blind_rows="") if found.blind_rows else inner
+    yield from (*_bug(inner, f"There ({', '.join(place)}) it" if place else "There it"), *_shared(alone))
 
 
 def _everywhere(found, name):
     """Of an output that is another one in all rows."""
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}."
-        yield from (*_lost(found), *_believed(found), *_bound(found))
+        yield from (*_lost(found), *_doubled(found), *_believed(found), *_bound(found))
         if isinstance(found.dialect.get("scale"), float) and "factor" not in found.dialect:
             yield f"If you mean this scale, pass --scale {found.scale:.4g}."
         if found.arithmetic:
@@ -354,6 +372,19 @@ def _lost(found):
     of_scores, of_v = ([name for name in found.lost if (name == "v_scale") == is_v] for is_v in (False, True))
     if found.lost:
         yield f"So it is without {' and '.join([' or '.join(of_scores)] * bool(of_scores) + of_v)}."
+
+
+def _doubled(found):
+    """Where k and v have one factor, which nothing else explains."""
+    factor, scale = (found.dialect.get(name) for name in ("factor", "scale"))
+    if (
+        isinstance(scale, float)
+        and isinstance(factor, float)
+        and abs(scale / factor - 1) < SAME_FACTOR
+        and not found.lost
+    ):
+        bytes_of = ": bytes of E4M3FNUZ that are read as E4M3 have 2" if abs(factor - 2) < 2 * SAME_FACTOR else ""
+        yield f"So it is with k and v that are {factor:.4g} times as large{bytes_of}."
 
 
 def _selects(found):

@@ -21,7 +21,7 @@ from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, 
 from attention_check.conventions.solved_weights import LEAST_DROPOUT, OF_SINKS, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
-from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, wrong_regions
+from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, runs, wrong_regions
 from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
 from attention_check.tolerance import BLOCK
@@ -38,6 +38,7 @@ SHOWN = 8  # dialects that were tried, the nearest
 GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "softmax", "factor"}  # aspects in which a
 # dialect may be near to another one, so that being near is no evidence
 MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
+ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of these, that must be found
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
 
 
@@ -202,6 +203,46 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
     return replace(found, verdict=Verdict.BUG, zero="rows", where=where)
 
 
+def features_of_zero(case: Case, believed: Distance) -> Explanation | None:
+    """Features of 0 in all rows, and others that are what they are."""
+    call = case.call
+    zero = (call.o == 0).flatten(0, -2).all(0).cpu()  # (d_v,)
+    if not zero.any() or zero.all() or not believed.rows.golden[..., zero].any():
+        return None
+    found = explanation(replace(call, v=call.v[..., ~zero], o=call.o[..., ~zero]))
+    ranges = tuple(runs(zero.nonzero().flatten().tolist()))
+    where = WrongRegions(1.0, (), (), (), ranges, (*call.q.shape[:3], len(zero)))
+    return replace(found, verdict=Verdict.BUG, zero="features", where=where)
+
+
+def rows_elsewhere(case: Case, believed: Distance) -> Explanation | None:
+    """Right rows, but in other places; what is wrong beside them is 0."""
+    call, (*shape, n_kv) = case.call, believed.rows.shape
+    places = [torch.arange(count) for count in shape]
+    if math.prod(shape) > ELSEWHERE or math.prod(shape) * n_kv * call.q.shape[-1] > PRODUCTS:
+        return None
+    every = list(parts(call, believed.rows, places))
+    due, o = (torch.cat([getattr(each, name).flatten(0, 2) for each in every]) for name in ("golden", "o"))
+    least = UNLIKE * believed.rounding * due.norm(dim=-1)  # (entries * heads * rows,), in their order
+    wrong = (o - due).norm(dim=-1) > least
+    moved = (wrong & o.any(-1)).nonzero().flatten()
+    at = moved[spread(len(moved), SUSPECTS)]
+    if not len(at):
+        return None
+    off, of = torch.cdist(o[at], due).min(1)
+    if (off <= least[of]).double().mean() < IN_MOST:
+        return None
+    wrong = wrong.unflatten(0, shape)[..., None].expand(*shape, o.shape[-1])
+    found = tuple((_place(int(a), shape), _place(int(b), shape)) for a, b in zip(at, of))
+    more: dict[str, Any] = dict(elsewhere=found, where=wrong_regions(wrong, places, tuple(wrong.shape)))
+    return case.explained(believed, of_all=True, zero="others" * (len(moved) < wrong[..., 0].sum()), **more)
+
+
+def _place(at: int, shape: list[int]) -> tuple[int, ...]:
+    """Entry, head and row of the at-th row."""
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(at), shape))
+
+
 def of_one_number(case: Case, believed: Distance | None) -> Explanation | None:
     """The same number everywhere."""
     value = case.call.o.flatten()[0].item()
@@ -229,9 +270,13 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
 
 def in_other_bits(case: Case, believed: Distance) -> Explanation | None:
     """Right, had its bits been read as the other format of 16."""
-    other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(case.call.o.dtype)
-    right = other and Distance.of(replace(case.call, o=case.call.o.view(other)), Dialect()).is_rounding
-    return case.explained(believed, bits=Format.of(other).name) if other and right else None
+    call = case.call
+    other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(call.o.dtype)
+    for names in ("o", "qkvo") if other and call.q.dtype == call.o.dtype else ("o",) if other else ():
+        turned: dict[str, Any] = {name: getattr(call, name).view(other) for name in names}
+        if Distance.of(replace(call, **turned), Dialect()).is_rounding:
+            return case.explained(believed, bits=Format.of(other).name, bits_of_all=len(names) > 1)
+    return None
 
 
 def of_other_last_keys(case: Case, believed: Distance) -> Explanation | None:
@@ -385,7 +430,8 @@ CANDIDATES = (
     Candidate(of_eight_bits, in_any_shape=True), Candidate(as_believed), Candidate(rows_of_zero),
     Candidate(of_one_number, in_any_shape=True), Candidate(in_another_dialect, of_parts=True, in_any_shape=True),
     Candidate(in_other_bits), Candidate(of_other_last_keys, of_parts=True), Candidate(not_finite, in_any_shape=True),
-    Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(wrong_in_a_part),
+    Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(features_of_zero), Candidate(rows_elsewhere),
+    Candidate(wrong_in_a_part),
     Candidate(of_other_weights, of_parts=True, in_any_shape=True), Candidate(wrong_in_each_head),
     Candidate(wrong_in_features), Candidate(wrong_in_places, in_any_shape=True),
 )  # fmt: skip

@@ -45,6 +45,7 @@ FALSE_ALARM = 1e-6  # how often a right gradient may be beyond its bound, in cal
 ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
 TOGETHER = 32  # rows that share the largest error which is rounding
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
+COUNTS = 1e4  # a log-sum-exp nearer to 0, of a row that sees no key, counts in a merge
 PARTS_OF_HEADS = 16, 32, 64, 128  # features that a kernel takes at a time, and which may be all that it takes
 
 
@@ -321,13 +322,15 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     batch, heads, n_q, _ = sample.shape
     x = of_rows(call.others["lse"], "lse", (batch, heads, n_q))
     as_read = "" if x.shape == call.others["lse"].shape else "heads_last"
-    fmt, squares, times, count = Format.of(x.dtype), 0.0, 0.0, 0
+    fmt, squares, times, count, blind = Format.of(x.dtype), 0.0, 0.0, 0, 0
     places = places_of(call, sample)
     off = torch.zeros(batch, heads, n_q, dtype=torch.bool)
     for rows in parts(call, sample, places):
         due = log_sum_exp(rows)
         sees = due.isfinite()  # a NaN score, or no key, has none
-        error = (taken(x, *rows.places).double().cpu() - due)[sees].abs().nan_to_num(math.inf)
+        own = taken(x, *rows.places).double().cpu()
+        blind += int((own[due == -math.inf].abs() < COUNTS).sum())
+        error = (own - due)[sees].abs().nan_to_num(math.inf)
         if error.numel():
             over = error / _bound(rows, due, fmt)[sees]
             times = max(times, over.max().item())
@@ -336,6 +339,8 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
         squares, count = squares + error.square().sum().item(), count + error.numel()
     residual, looked_at = math.sqrt(squares / max(count, 1)), (len(places[2]) * batch * heads, x.numel())
     as_output = partial(OtherOutput, "lse", residual=residual, times=times, looked_at=looked_at)
+    if times <= 1 and blind:
+        return as_output(verdict=Verdict.CONVENTION, change="blind")
     if times <= 1:
         return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
     own = taken(x, *sample.places).double().cpu()
@@ -345,7 +350,7 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     ]
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
-        is_fault = change == "unscaled_maximum" or change == "dialect" and more != WITHOUT_SINKS
+        is_fault = change in ("unscaled_maximum", "base_2_sum") or change == "dialect" and more != WITHOUT_SINKS
         return as_output(verdict=Verdict.BUG if is_fault else Verdict.CONVENTION, change=change, dialect=more)
     if residual <= NEAR and off.sum() > MOST * count:
         return as_output(verdict=Verdict.PRECISION)
@@ -359,6 +364,7 @@ def _other_log_sum_exps(
     """What may be given for a log-sum-exp: the key of the change, it, and its dialect."""
     due, m = log_sum_exp(rows), scores(rows).amax(-1)
     made = dict(base_2=due / math.log(2), negative=-due, maximum=m, without_maximum=due - m, sum=(due - m).exp())
+    made["base_2_sum"] = m + (due - m) / math.log(2)
     yield from ((key, x, {}) for key, x in (made | dict(unscaled_maximum=due - m + m / rows.scale)).items())
     for each in choices:
         dialect = changed(rows.dialect, each.aspect, each.choice)

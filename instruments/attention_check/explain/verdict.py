@@ -147,10 +147,12 @@ class Explanation:
         spans: rows that see keys up to another one than believed, where this alone is wrong. page: keys in whose place
             others were read. inside: entry and heads of a wrong part, and what it is by itself.
         moved: keys that have the values of others.
-        zero: "rows": the rows in `where` are 0, the others are as `dialect` says; "padding": rows whose own keys a mask
-            hides are 0. lost: the scales of 8 bits whose inverse a number of the dialect is.
+        elsewhere: rows, and the places whose right rows they are: (entry, head, row) each.
+        zero: "rows", "features": those in `where` are 0, the others are as `dialect` says; "padding": rows whose own
+            keys a mask hides are 0; "others": what is wrong beside `elsewhere`. lost: the scales of 8 bits whose
+            inverse a number of the dialect is.
         swapped: k_scale and v_scale are each in the other's place. bits: the format of the output's bits, where they
-            were read as another one's; "". sequence: of packed ones, the one that is wrong.
+            were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one that is wrong.
         overflow: of the rows that are not finite, and of the others, those with a score beyond FP16's largest.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
@@ -176,10 +178,12 @@ class Explanation:
     page: Page | None = None
     moved: tuple[Page, ...] = ()
     inside: "tuple[int, tuple[int, ...], Explanation] | None" = None
+    elsewhere: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     zero: str = ""
     lost: tuple[str, ...] = ()
     swapped: bool = False
     bits: str = ""
+    bits_of_all: bool = False
     sequence: int | None = None
     overflow: tuple[int, int] = (0, 0)
     nan_rows: int = 0
