@@ -19,7 +19,7 @@ from fa_lib.numerics.formats import Format
 SPREAD = 2.0  # standard deviation of the scores of drawn inputs: wide enough for a softcap's curve
 N_Q, N_KV = 200, 264  # rows and keys past blocks of 128, and a last block that is not full
 LARGEST = 2**23  # weights of a file's call, some 100 bytes of memory each
-SHAPES = [*product((64, 128, 32, 576), ((4, 2, N_Q), (4, 4, N_Q), (4, 4, N_KV), (4, 1, 1), (4, 4, 1)))]
+SHAPES = [*product((64, 128, 32, 576), ((6, 2, N_Q), (4, 4, N_Q), (4, 4, N_KV), (4, 1, 1), (4, 4, 1)))]
 
 
 def explain_kernel(name: str, gpu: str, file: Path | None, reading: Reading, out: str) -> tuple[Weights, list[str]]:

@@ -377,12 +377,8 @@ def _lost(found):
 def _doubled(found):
     """Where k and v have one factor, which nothing else explains."""
     factor, scale = (found.dialect.get(name) for name in ("factor", "scale"))
-    if (
-        isinstance(scale, float)
-        and isinstance(factor, float)
-        and abs(scale / factor - 1) < SAME_FACTOR
-        and not found.lost
-    ):
+    numbers = isinstance(scale, float) and isinstance(factor, float) and not found.lost
+    if numbers and abs(scale / factor - 1) < SAME_FACTOR:
         bytes_of = ": bytes of E4M3FNUZ that are read as E4M3 have 2" if abs(factor - 2) < 2 * SAME_FACTOR else ""
         yield f"So it is with k and v that are {factor:.4g} times as large{bytes_of}."
 

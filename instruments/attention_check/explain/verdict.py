@@ -152,7 +152,8 @@ class Explanation:
             keys a mask hides are 0; "others": what is wrong beside `elsewhere`. lost: the scales of 8 bits whose
             inverse a number of the dialect is.
         swapped: k_scale and v_scale are each in the other's place. bits: the format of the output's bits, where they
-            were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one that is wrong.
+            were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one
+            that is wrong.
         overflow: of the rows that are not finite, and of the others, those with a score beyond FP16's largest.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.

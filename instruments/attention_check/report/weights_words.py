@@ -9,6 +9,9 @@ from attention_check.explain.verdict import runs
 from attention_check.measure.weights import Weights
 from attention_check.report.labels import listed, plural
 
+FEWEST, ONE_SCORE = 100, 0.05  # scores that are one number, and their standard deviation
+BLOCKS = 16, 32, 64, 128, 256
+
 
 def lines(w: Weights) -> list[str]:
     """The verdict, then a line for each difference, or for what was read where there is none."""
@@ -36,7 +39,8 @@ def differences(w: Weights) -> list[str]:
     furthest = f"the furthest weight, of head {head}, row {row}, key {key}, is {got:.4g}, expected {due:.4g}"
     if not w.measured.isfinite().all():
         return [f"Weights are NaN or infinite; {furthest}."]
-    return [*_places(w), *_visible(w), *_scores(w), *_sums(w)] or [f"Nothing that was read explains it; {furthest}."]
+    said = [*_places(w), *([*_hidden(w)] or _visible(w)), *_scores(w), *_sums(w)]
+    return said or [f"Nothing that was read explains it; {furthest}."]
 
 
 def _places(w):
@@ -55,6 +59,16 @@ def _runs(keys: list[int]) -> str:
     return f"key{plural(len(keys), '')} {listed(texts)}" if keys else "no key"
 
 
+def _hidden(w):
+    """Whether all hidden keys have one score, where they should have none."""
+    at = w.seen & ~w.due
+    own = (w.measured.clamp(min=1e-300).log() - w.map.logits).where(w.seen & w.due, torch.nan)
+    score = (w.measured.clamp(min=1e-300).log() - own.nanmedian(-1, keepdim=True).values)[at]
+    score = score[score.isfinite()]
+    if not (w.due & ~w.seen).any() and len(score) > FEWEST and score.std() <= ONE_SCORE:
+        yield f"Keys that should be hidden have the score {score.mean():.3g}, which is not -inf."
+
+
 def _visible(w):
     """Which keys rows see, where it is not as due: a sentence for the heads with the same limits."""
     wrong, unknown = w.seen & ~w.due | w.hidden & w.due, w.due & ~w.seen & ~w.hidden
@@ -67,7 +81,7 @@ def _visible(w):
         which = f" of head{plural(len(more) + 1, '')} {listed(map(str, (head, *more)))}"
         where = which if len(more) + 1 < len(w.seen) else ""
         due = _limits(w.due[head], torch.zeros_like(w.due[head]), ends)
-        without = [f"without {each}" for each in due if each not in limits]
+        without = [f"without {each}" for each in due if each not in limits] if w.seen[head].all() else []
         words = [each for each in limits if each not in due] or without
         own, keys = w.seen[head, row], torch.arange(w.seen.shape[-1])
         if own.any():
@@ -97,6 +111,9 @@ def _limits(seen: Tensor, unknown: Tensor, ends: str) -> list[str]:
         corner = {0: ", aligned bottom-right", n_q - n_kv: ", aligned top-left"} if n_q != n_kv else {0: ""}
         other = f"keys up to {abs(int(right))} {'after' if right > 0 else 'before'} the row's own"
         found.append(f"{ends}{corner[int(right)]}" if int(right) in corner else other)
+    for size in BLOCKS if len(right) > 1 else ():
+        if torch.equal(last, (own // size * size + size - 1).clamp(max=n_kv - 1)):
+            found.append(f"whole blocks of {size} keys, up to that of the row's own key")
     if high < (min(n_kv - 1, int(own.max() + right)) if len(right) == 1 else n_kv - 1):
         found.append(f"no key after {high}")
     return [*found, *([f"{_runs(holes.nonzero().flatten().tolist())} left out of every row"] if holes.any() else [])]
