@@ -246,10 +246,10 @@ class Sample:
             factor = ((o * due)[first].sum() / due[first].square().sum().clamp(min=TINY)).item()
         return o - factor * due, factor
 
-    def residual(self, error: Tensor, held_out: bool) -> float:
-        """The residual on one half of an error."""
-        part = self.first != held_out
-        return (error[part].square().sum() / self.size * part.numel() / part.sum().clamp(min=1)).sqrt().item()
+    def residual(self, error: Tensor) -> float:
+        """The residual on the half that nothing is fitted to."""
+        held = ~self.first
+        return (error[held].square().sum() / self.size * held.numel() / held.sum().clamp(min=1)).sqrt().item()
 
 
 def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None = None) -> Iterator[Rated]:
@@ -314,7 +314,7 @@ def _read_off(reader, samples, believed) -> Iterator[Rated]:
                 sample = Sample(reader, dialect, believed)
             except Unfit:
                 continue
-            yield dialect, sample.residual(sample.error({}, False)[0], True)
+            yield dialect, sample.residual(sample.error({}, False)[0])
 
 
 def _fitted(samples) -> Iterator[Rated]:
@@ -397,7 +397,7 @@ def _refined(sample, family, values) -> Rated:
         dialect = replace(dialect, factor=factor)
     elif solve:
         error, _ = sample.error(numbers, False)
-    return dialect, sample.residual(error, True)
+    return dialect, sample.residual(error)
 
 
 def _kept(sample, numbers):
