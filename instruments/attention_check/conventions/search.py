@@ -37,7 +37,8 @@ FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is t
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
 SOURCES = 2**20  # heads of q times those of k, times keys: more are not tried with each other
-NEAREST = 3  # dialects beside which numbers are fitted
+NEAREST = 3  # dialects beside which numbers are fitted, and beside those of BESIDE
+BESIDE = ("causal_none", "causal_bottom_right", "mask_ignored", "mask_inverted")  # keys of conventions
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
@@ -118,9 +119,7 @@ def search(call: CapturedCall) -> list[Fit]:
     fits = tried([Dialect(), *(changed(Dialect(), each.aspect, each.choice) for each in choices)])
     if not fits or fits[0].residual > NEAR:
         fits = tried(_likely(choices))
-    choices = [
-        each for each in choices if each.choice not in SOFTMAX_OVER and not str(each.choice).startswith(rope.ROPE)
-    ]
+    choices = [one for one in choices if one.choice not in SOFTMAX_OVER and not str(one.choice).startswith(rope.ROPE)]
     for _ in range(DEPTH - 1):
         if fits and fits[0].residual <= enough:
             break
@@ -268,10 +267,8 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     yield from ((each.dialect, each.residual) for each in sorted(nearer, key=lambda each: len(each.dialect.changes())))
     bases = [Dialect(), first.dialect, *(each.dialect for each in near[:NEAREST])]
     bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
-    mask = call.options.get("mask")
-    bases += [Dialect(causal="none" if call.options.get("causal") else "bottom_right")]
-    bases += [Dialect(mask="ignored")] if mask is not None else []
-    bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
+    beside = [each for each in CONVENTIONS if each.key in BESIDE and each.fits(call)]
+    bases += [changed(Dialect(), each.aspect, each.choice) for each in beside]
     bases = [each for each in dict.fromkeys(bases) if each.softmax not in SOFTMAX_OVER]  # they need all rows
     reader = Reader(call, _room(call))
     try:

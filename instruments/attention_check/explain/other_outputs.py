@@ -130,7 +130,8 @@ class RightGradients:
 
 def gradient(right: RightGradients, name: str) -> OtherOutput:
     """What one of GRADIENTS is; raises Unfit where its shape is not that of the tensor that it is of."""
-    x, as_read = _in_a_known_shape(right, name)
+    given, as_read = _in_a_known_shape(right, name)
+    x = right.of_heads(name, given)
     due, bounds = right.of_heads(name, (each[name] for each in right.values)), right.bounds(name)
     if not due.isfinite().any():
         raise Unfit("its right value is not finite")
@@ -149,9 +150,8 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
         if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
             where = wrong_regions(rows.expand_as(x), right.places(name), right.shape(name))
             return as_output(verdict=Verdict.BUG, change=value, where=where)
-    of_group = _of_group(right, name, x, worst)
     for made in (_like_others, _of_another_delta, _of_parts):
-        tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, of_group, worst)]
+        tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, given[worst], worst)]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
         if least <= near:
             return as_output(verdict=Verdict.PRECISION if change == "scores" else Verdict.BUG, change=change, **more)
@@ -161,17 +161,18 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
     return as_output(verdict=Verdict.BUG, where=where)
 
 
-def _in_a_known_shape(right: RightGradients, name: str) -> tuple[Tensor, str]:
-    """The heads of a gradient that are looked at, and how they are read: "" is as the tensor that it is of."""
+def _in_a_known_shape(right: RightGradients, name: str) -> tuple[list[Tensor], str]:
+    """A gradient of each group that is looked at, and how it is read: "" is as the tensor that it is of."""
     of = GRADIENTS[name]
     whole, shape = turned(right.call, right.dialect, name, of), right.shape(name)
-    (batch, heads, n, d), group, (entries, at, _) = shape, right.groups[0].rows.q.shape[1], right.places(name)
+    batch, heads, n, d = shape
     for x, change in ((whole, ""), (whole.transpose(1, 2), "heads_last")):
         if x.shape == shape:
-            return x[entries][:, at].double().cpu(), change
-    if of != "q" and whole.shape == (batch, heads * group, n, d):
-        parts = [whole[each.rows.places[0][0]][each.rows.places[1]].double().sum(0).cpu() for each in right.groups]
-        return torch.stack(parts).unflatten(0, (-1, right.across)), "for_each_query_head"
+            at = ((each.rows.places[0][0], each.rows.places[1] if of == "q" else each.kv_head) for each in right.groups)
+            return [x[entry, own].double().cpu() for entry, own in at], change
+    if of != "q" and whole.shape == (batch, right.shape("dq")[1], n, d):
+        at = (each.rows.places for each in right.groups)
+        return [whole[entry[0], own].double().sum(0).cpu() for entry, own, _ in at], "for_each_query_head"
     raise Unfit(f"its shape is {tuple(right.call.others[name].shape)}, where {shape} is due, that of {of}")
 
 
@@ -239,21 +240,13 @@ def _exp(rows, S, m):
     return torch.exp(S - m[..., None]).where(rows.seen, 0.0)
 
 
-def _of_group(right, name, x, worst):
-    """Of a gradient of all heads that are looked at, that of one group."""
-    entry, at = divmod(worst, right.across)
-    per = x.shape[1] // right.across
-    x = x[entry, at * per : (at + 1) * per]
-    return x if GRADIENTS[name] == "q" else x[0]
-
-
 def _of_another_delta(right: RightGradients, name: str, x: Tensor, worst: int) -> Iterator[Alternative]:
     """The gradient with another delta in each row: it is solved for in dq, in every other feature, and holds in the
     others; dk has the deltas of dq."""
     group, values = right.groups[worst], right.values[worst]
     if name == "dv" or not group.rows.dialect.is_standard or not right.call.others.keys() >= {"dq", name}:
         return
-    dq = _of_group(right, "dq", _in_a_known_shape(right, "dq")[0], worst)
+    dq = _in_a_known_shape(right, "dq")[0][worst]
     along = along_delta(group.rows)
     error, first = ((each[..., ::2]) for each in (dq - values["dq"], along))
     less = (error * first).sum(-1) / first.square().sum(-1).clamp(min=1e-300)  # (heads, n_q)
