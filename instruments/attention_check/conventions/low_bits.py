@@ -124,7 +124,7 @@ def baseline_of(fmt: Format, output: Format) -> Callable[..., Tensor]:
 def q8_0(x: Tensor) -> Tensor:
     """Values as llama.cpp's Q8_0 holds them: integers to 127, times a scale in FP16 for each GROUP of the last
     dimension."""
-    return _integers(x.unflatten(-1, (-1, GROUP)), 127, FP16).flatten(-2)
+    return by_row(x.unflatten(-1, (-1, GROUP)), 127, FP16).flatten(-2)
 
 
 def q4_0(x: Tensor) -> Tensor:
@@ -136,17 +136,12 @@ def q4_0(x: Tensor) -> Tensor:
     return (steps * FP16(scale)).flatten(-2)
 
 
-def by_row(x: Tensor, most: int) -> Tensor:
-    """Integers up to `most`, times a scale in FP32 for each row."""
-    return _integers(x, most, FP32)
+def by_row(x: Tensor, most: int, fmt: Format = FP32) -> Tensor:
+    """Integers up to `most`, times a scale in a format for each row (..., values)."""
+    scale = FP32(x.abs().amax(-1, keepdim=True) / most)
+    return (x / scale.where(scale != 0, 1.0)).round().clamp(-most, most) * fmt(scale)
 
 
 def in_blocks(x: Tensor, rows: int) -> Tensor:
     """x (n, features) as integers to 127, times a scale in FP32 for each block of so many rows."""
     return torch.cat([by_row(block.flatten(), 127).reshape(block.shape) for block in x.split(rows)])
-
-
-def _integers(parts: Tensor, most: int, fmt: Format) -> Tensor:
-    """Parts (..., values) as integers times a scale in a format."""
-    scale = FP32(parts.abs().amax(-1, keepdim=True) / most)
-    return (parts / scale.where(scale != 0, 1.0)).round().clamp(-most, most) * fmt(scale)

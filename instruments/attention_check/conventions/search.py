@@ -29,7 +29,6 @@ SIMPLER = 1.25  # times the least residual: so near, the dialect of fewer conven
 BELIEVED = 3.0  # times the least residual: so near, the believed dialect is taken
 PART = 0.4  # of the rows
 TINY = 1e-300
-OFF = 0.01  # of a factor from 1, and from 0, that is named
 
 SCORES = 2**14  # of rows that numbers are fitted to
 LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever so many keys
@@ -303,7 +302,7 @@ def _read_off(reader, samples, believed) -> Iterator[Rated]:
     few = Reader(reader.call, FEWEST)
     for base in (sample.base for sample in samples):
         try:
-            found = [dialect for find in READ_OFF for dialect in find(few, base)]
+            found = [dialect for find in READ_OFF for dialect in find(few, base) if dialect != base]
         except Unfit:
             continue
         for dialect in found:
@@ -456,13 +455,6 @@ def _heads(few, base):
             yield replace(base, heads=order)
 
 
-def _sources(few, base):
-    """k and v of other entries and heads."""
-    own = own_sources(few.call, base)
-    if own != base:
-        yield own
-
-
 def _rope(few, base):
     """RoPE in other places, by a number."""
     if base == Dialect():
@@ -525,5 +517,6 @@ def _errors(P, rows, order):
     return prefix_errors(P, rows, order).nan_to_num(0.0).sum(0)  # (rows, n_kv)
 
 
-READ_OFF = (_windows, _range, _heads, _sources, _rope)  # give dialects beside a base, read off some rows of the output;
-# of one query a window and a range of keys are the same: a window is likelier
+# what gives dialects beside a base, read off some rows of the output; of one query a window and a range of keys are the
+# same: a window is likelier
+READ_OFF = (_windows, _range, _heads, lambda few, base: [own_sources(few.call, base)], _rope)

@@ -195,9 +195,10 @@ def _in_integers(rows):
     for a, b in (("Q8_0", "Q4_0"), ("Q4_0", "Q8_0")) if in_groups else ():  # as llama.cpp's -ctk and -ctv name two
         yield "kv", f"{a} and {b}", q, CASTS[a](k), CASTS[b](v)
     yield "qk", SMOOTH, by_row(q, 127), by_row(k - k.mean(0), 127), v
-    for name, (n_q, n_kv, less) in INT8_BLOCKS.items() if rows.queries is not None else ():
-        low_k = in_blocks(k - k.mean(0) if less else k, n_kv)
-        yield "qk", name, in_blocks(rows.queries, n_q)[rows.at], low_k, v
+    for name, (n_q, n_kv, less) in INT8_BLOCKS.items():
+        if rows.queries is not None:
+            low_k = in_blocks(k - k.mean(0) if less else k, n_kv)
+            yield "qk", name, in_blocks(rows.queries, n_q)[rows.at], low_k, v
 
 
 def _steps(rows: Worst) -> Iterator[Computed]:

@@ -26,9 +26,9 @@ from attention_check.conventions.derivatives import (
 )
 from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, as_read, spread, taken
-from attention_check.conventions.search import NEAR, OFF
+from attention_check.conventions.search import NEAR
 from attention_check.explain.distance import parts, places_of
-from attention_check.explain.verdict import Explanation, OtherOutput, Verdict, wrong_regions
+from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, wrong_regions
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, baseline_for
@@ -42,7 +42,36 @@ NEARER = 4.0  # times: so much nearer another gradient must be
 FALSE_ALARM = 1e-6  # how often a right gradient may be beyond its bound, in calls
 ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
 TOGETHER = 32  # rows that share the largest error which is rounding
+OFF = 0.01  # of a factor from 1, and from 0, that is named
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
+
+
+@dataclass(frozen=True)
+class OtherOutput:
+    """What a log-sum-exp or a gradient is, that came with the output, under the output's dialect.
+
+    Attributes:
+        name: "lse", "dq", "dk" or "dv".
+        residual: of a gradient, root mean square of the error over that of the right gradient; of a log-sum-exp, root
+            mean square of the difference. times: the largest error over the largest that is rounding.
+        change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
+            found. factor: of a change that is one. dialect: that which it is of, where it is not the output's.
+        where: the parts that are wrong; None where none are, or all.
+        counts: of a change in how often parts count: entry and head of k, of those that are looked at, and of
+            `derivatives.counted`.
+        looked_at: heads of k and v of all entries, or rows of a log-sum-exp; of how many.
+    """
+
+    name: str
+    verdict: Verdict
+    residual: float
+    times: float
+    change: str = ""
+    factor: float = 1.0
+    dialect: dict[str, Any] = field(default_factory=dict)
+    where: WrongRegions | None = None
+    counts: tuple = ()
+    looked_at: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
