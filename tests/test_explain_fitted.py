@@ -10,8 +10,7 @@ import torch
 
 import fa_lib
 from attention_check.conventions.conventions import keys_of, what
-from attention_check.conventions.low_bits import OF_P
-from attention_check.explain.integer_caches import in_blocks
+from attention_check.conventions.low_bits import OF_P, in_blocks
 from attention_check.explain.verdict import Verdict
 from attention_check.measure.closeness import closeness
 from attention_check.testing import assert_attention_close

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attention_check.tolerance_sums import repeated
+from attention_check.tolerance import repeated
 from fa_lib import kernels, theory
 from fa_lib.experiments.ablation import carried
 from fa_lib.experiments.law import carried_in, only_sums

@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attention_check.explain.integer_caches import by_row, q4_0, q8_0
+from attention_check.conventions.low_bits import by_row, q4_0, q8_0
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision

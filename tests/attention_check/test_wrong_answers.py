@@ -14,7 +14,7 @@ from test_relations import attention
 
 from attention_check.adapters import READINGS
 from attention_check.commands import reports
-from attention_check.explain.integer_caches import q4_0
+from attention_check.conventions.low_bits import q4_0
 from attention_check.judge.findings import Judgement, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.judge.tables import answers

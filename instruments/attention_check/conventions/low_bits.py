@@ -1,4 +1,5 @@
-"""Q, K and V in 8 bits with their scales, and what a right kernel makes of them."""
+"""Q, K and V in 8 bits with their scales, and what a right kernel makes of them; and in whole numbers, as caches hold
+them: llama.cpp's Q8_0 and Q4_0, and rows with a scale each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,10 +16,11 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantized_attention import Quantization
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import E4M3, E5M2, FP32, Format
+from fa_lib.numerics.formats import E4M3, E5M2, FP16, FP32, Format
 
 EIGHT_BITS = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2", torch.int8: "INT8"}
 SCALES = ("q_scale", "k_scale", "v_scale")  # by which a tensor is multiplied
+GROUP = 32  # values with one scale, of llama.cpp's caches
 FEWEST = 64  # values of q and of k that are not 0, and
 DISTINCT = 16  # of different size: a few round numbers lie on any grid
 
@@ -119,3 +121,29 @@ def baseline_of(fmt: Format, output: Format) -> Callable[..., Tensor]:
         return partial(kernels.tiled, tiling=Tiling(64, 64), precision=precision_of(fmt, FP32, output))
     rounded = baseline_for(fmt)
     return lambda q, k, v, **options: rounded(*(x.to(fmt.dtype) for x in (q, k, v)), **options)
+
+
+def q8_0(x: Tensor) -> Tensor:
+    """Values as llama.cpp's Q8_0 holds them: integers to 127, times a scale in FP16 for each GROUP of the last
+    dimension."""
+    return by_row(x.unflatten(-1, (-1, GROUP)), 127, FP16).flatten(-2)
+
+
+def q4_0(x: Tensor) -> Tensor:
+    """Values as llama.cpp's Q4_0 holds them: integers from -8 to 7, the largest value being -8 times its scale."""
+    parts = x.unflatten(-1, (-1, GROUP))
+    largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
+    scale = FP32(largest / -8)  # as it is; FP16 is what is kept of it
+    steps = (parts / scale.where(scale != 0, 1.0) + 8.5).floor().clamp(0, 15) - 8
+    return (steps * FP16(scale)).flatten(-2)
+
+
+def by_row(x: Tensor, most: int, fmt: Format = FP32) -> Tensor:
+    """Integers up to `most`, times a scale in a format for each row (..., values)."""
+    scale = FP32(x.abs().amax(-1, keepdim=True) / most)
+    return (x / scale.where(scale != 0, 1.0)).round().clamp(-most, most) * fmt(scale)
+
+
+def in_blocks(x: Tensor, rows: int) -> Tensor:
+    """x (n, features) as integers to 127, times a scale in FP32 for each block of so many rows."""
+    return torch.cat([by_row(block.flatten(), 127).reshape(block.shape) for block in x.split(rows)])

@@ -128,6 +128,8 @@ class Reader:
         q, k, v, o, S, shape, places = self._tensors(*how, over)
         reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
         options, heads = self.call.options, shape[1]
+        cap = dialect.softcap if isinstance(dialect.softcap, float) else options.get("softcap")
+        cap = None if dialect.softcap == "ignored" else cap
         sinks = torch.full((heads,), -math.inf, dtype=torch.float64)
         if options.get("sinks") is not None and dialect.sinks != "ignored":
             sinks = options["sinks"].double().cpu().reshape(-1)
@@ -138,7 +140,7 @@ class Reader:
             sinks = torch.logaddexp(sinks, torch.full_like(sinks, more))
         return Rows(
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
-            _scale(options, dialect, q.shape[-1]), _softcap(options, dialect), places, shape, dialect,
+            _scale(options, dialect, q.shape[-1]), cap, places, shape, dialect,
         )  # fmt: skip
 
     def _places(self, shape, over):
@@ -205,12 +207,6 @@ def _scale(options, dialect, d):
     return BY_CHOICE["scale", dialect.scale].how(believed, d) if dialect.scale else believed
 
 
-def _softcap(options, dialect):
-    if isinstance(dialect.softcap, float):
-        return dialect.softcap
-    return None if dialect.softcap == "ignored" else options.get("softcap")
-
-
 def _added(options, reading, places, shape):
     """What is added to the scores of the sampled rows, (entries, heads, rows, n_kv)."""
     causal, mask_choice, window, seen_keys, alibi = reading
@@ -220,7 +216,8 @@ def _added(options, reading, places, shape):
     distance = keys - own  # (rows, n_kv), above 0 for later keys
     causal = BY_CHOICE["causal", causal or ("bottom_right" if options.get("causal") else "none")]
     near = causal.how(rows[:, None], keys, own).expand(len(rows), n_kv).clone()
-    left, right = _window(options, window)
+    believed = window != "ignored" and options.get("window") or (None, None)
+    left, right = window if isinstance(window, tuple) else believed
     near &= torch.ones_like(near) if left is None else distance >= -left
     near &= torch.ones_like(near) if right is None else distance <= right
     if seen_keys is not None:
@@ -242,12 +239,6 @@ def _slopes(heads):
     powers = 2.0 ** (-8 * torch.arange(1, below + 1).double() / below)
     between = 2.0 ** (-4 * torch.arange(1, 2 * below, 2).double() / below)
     return torch.cat([powers, between])[:heads]
-
-
-def _window(options, choice):
-    if isinstance(choice, tuple):
-        return choice
-    return choice != "ignored" and options.get("window") or (None, None)
 
 
 def _masked(mask, choice, entries, heads_at, rows, shape):

@@ -29,7 +29,6 @@ SIMPLER = 1.25  # times the least residual: so near, the dialect of fewer conven
 BELIEVED = 3.0  # times the least residual: so near, the believed dialect is taken
 PART = 0.4  # of the rows
 TINY = 1e-300
-OFF = 0.01  # of a factor from 1, and from 0, that is named
 
 SCORES = 2**14  # of rows that numbers are fitted to
 LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever so many keys
@@ -37,7 +36,8 @@ FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is t
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
 SOURCES = 2**20  # heads of q times those of k, times keys: more are not tried with each other
-NEAREST = 3  # dialects beside which numbers are fitted
+NEAREST = 3  # dialects beside which numbers are fitted, and beside those of BESIDE
+BESIDE = ("causal_none", "causal_bottom_right", "mask_ignored", "mask_inverted", "window_ignored")  # of conventions
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
@@ -118,9 +118,7 @@ def search(call: CapturedCall) -> list[Fit]:
     fits = tried([Dialect(), *(changed(Dialect(), each.aspect, each.choice) for each in choices)])
     if not fits or fits[0].residual > NEAR:
         fits = tried(_likely(choices))
-    choices = [
-        each for each in choices if each.choice not in SOFTMAX_OVER and not str(each.choice).startswith(rope.ROPE)
-    ]
+    choices = [one for one in choices if one.choice not in SOFTMAX_OVER and not str(one.choice).startswith(rope.ROPE)]
     for _ in range(DEPTH - 1):
         if fits and fits[0].residual <= enough:
             break
@@ -246,10 +244,10 @@ class Sample:
             factor = ((o * due)[first].sum() / due[first].square().sum().clamp(min=TINY)).item()
         return o - factor * due, factor
 
-    def residual(self, error: Tensor, held_out: bool) -> float:
-        """The residual on one half of an error."""
-        part = self.first != held_out
-        return (error[part].square().sum() / self.size * part.numel() / part.sum().clamp(min=1)).sqrt().item()
+    def residual(self, error: Tensor) -> float:
+        """The residual on the half that nothing is fitted to."""
+        held = ~self.first
+        return (error[held].square().sum() / self.size * held.numel() / held.sum().clamp(min=1)).sqrt().item()
 
 
 def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None = None) -> Iterator[Rated]:
@@ -268,11 +266,8 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     yield from ((each.dialect, each.residual) for each in sorted(nearer, key=lambda each: len(each.dialect.changes())))
     bases = [Dialect(), first.dialect, *(each.dialect for each in near[:NEAREST])]
     bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
-    mask = call.options.get("mask")
-    bases += [Dialect(causal="none" if call.options.get("causal") else "bottom_right")]
-    bases += [Dialect(mask="ignored")] if mask is not None else []
-    bases += [Dialect(window="ignored")] if call.options.get("window") else []
-    bases += [Dialect(mask="inverted")] if mask is not None and mask.dtype == torch.bool else []
+    beside = [each for each in CONVENTIONS if each.key in BESIDE and each.fits(call)]
+    bases += [changed(Dialect(), each.aspect, each.choice) for each in beside]
     bases = [each for each in dict.fromkeys(bases) if each.softmax not in SOFTMAX_OVER]  # they need all rows
     reader = Reader(call, _room(call))
     try:
@@ -307,7 +302,7 @@ def _read_off(reader, samples, believed) -> Iterator[Rated]:
     few = Reader(reader.call, FEWEST)
     for base in (sample.base for sample in samples):
         try:
-            found = [dialect for find in READ_OFF for dialect in find(few, base)]
+            found = [dialect for find in READ_OFF for dialect in find(few, base) if dialect != base]
         except Unfit:
             continue
         for dialect in found:
@@ -315,7 +310,7 @@ def _read_off(reader, samples, believed) -> Iterator[Rated]:
                 sample = Sample(reader, dialect, believed)
             except Unfit:
                 continue
-            yield dialect, sample.residual(sample.error({}, False)[0], True)
+            yield dialect, sample.residual(sample.error({}, False)[0])
 
 
 def _fitted(samples) -> Iterator[Rated]:
@@ -398,7 +393,7 @@ def _refined(sample, family, values) -> Rated:
         dialect = replace(dialect, factor=factor)
     elif solve:
         error, _ = sample.error(numbers, False)
-    return dialect, sample.residual(error, True)
+    return dialect, sample.residual(error)
 
 
 def _kept(sample, numbers):
@@ -458,13 +453,6 @@ def _heads(few, base):
         order = tuple(torch.cdist(due, found).argmin(1).tolist())
         if len({*order}) == heads and order != tuple(range(heads)):
             yield replace(base, heads=order)
-
-
-def _sources(few, base):
-    """k and v of other entries and heads."""
-    own = own_sources(few.call, base)
-    if own != base:
-        yield own
 
 
 def _rope(few, base):
@@ -529,5 +517,6 @@ def _errors(P, rows, order):
     return prefix_errors(P, rows, order).nan_to_num(0.0).sum(0)  # (rows, n_kv)
 
 
-READ_OFF = (_windows, _range, _heads, _sources, _rope)  # give dialects beside a base, read off some rows of the output;
-# of one query a window and a range of keys are the same: a window is likelier
+# what gives dialects beside a base, read off some rows of the output; of one query a window and a range of keys are the
+# same: a window is likelier
+READ_OFF = (_windows, _range, _heads, lambda few, base: [own_sources(few.call, base)], _rope)

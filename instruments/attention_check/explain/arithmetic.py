@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows
-from attention_check.conventions.low_bits import OF_P
-from attention_check.explain.integer_caches import GROUP, by_row, in_blocks, q4_0, q8_0
+from attention_check.conventions.low_bits import GROUP, OF_P, by_row, in_blocks, q4_0, q8_0
 from attention_check.measure.mistakes import EXPLAINED, Cause, explained_share
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
@@ -180,24 +179,26 @@ def _quantized(rows: Worst) -> Iterator[Computed]:
         for key, operands in ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)), ("quantized_kv", cache):
             o = attention(q, k, v, operands, tiling=Tiling(64, BLOCK), precision=precision, **rows.options)
             yield key, scheme, 0, o
-    for scheme, cast in CASTS.items():
-        if scheme.endswith("_0") and (q.shape[-1] % GROUP or v.shape[-1] % GROUP):
-            continue
-        low_q, low_k, low_v = map(cast, rows.tensors)
-        operands = dict(kv=(q, low_k, low_v), qkv=(low_q, low_k, low_v), qk=(low_q, low_k, v), k=(q, low_k, v),
-                        v=(q, k, low_v))  # fmt: skip
-        for key, tensors in operands.items():
-            yield f"quantized_{key}", scheme, 0, rows.tiled(precision, *tensors)
-        for other, cast_v in CASTS.items():  # as llama.cpp's -ctk and -ctv name two
-            if {scheme, other} == {"Q8_0", "Q4_0"}:
-                yield "quantized_kv", f"{scheme} and {other}", 0, rows.tiled(precision, q, low_k, cast_v(v))
-    smooth = by_row(q, 127), by_row(k - k.mean(0), 127), v  # as SageAttention takes its mean off K
-    yield "quantized_qk", SMOOTH, 0, rows.tiled(precision, *smooth)
-    if rows.queries is None:
-        return
+    for of, name, *tensors in _in_integers(rows):
+        yield f"quantized_{of}", name, 0, rows.tiled(precision, *tensors)
+
+
+def _in_integers(rows):
+    """Operands as CASTS and SageAttention's kernels have them: of which they are, how, and q, k and v."""
+    q, k, v = rows.tensors
+    in_groups = q.shape[-1] % GROUP == v.shape[-1] % GROUP == 0
+    for name, cast in CASTS.items():
+        if in_groups or not name.endswith("_0"):
+            low = dict(zip("qkv", map(cast, rows.tensors)))
+            for of in ("kv", "qkv", "qk", "k", "v"):
+                yield of, name, *(low[x] if x in of else own for x, own in zip("qkv", rows.tensors))
+    for a, b in (("Q8_0", "Q4_0"), ("Q4_0", "Q8_0")) if in_groups else ():  # as llama.cpp's -ctk and -ctv name two
+        yield "kv", f"{a} and {b}", q, CASTS[a](k), CASTS[b](v)
+    yield "qk", SMOOTH, by_row(q, 127), by_row(k - k.mean(0), 127), v
     for name, (n_q, n_kv, less) in INT8_BLOCKS.items():
-        low_k = in_blocks(k - k.mean(0) if less else k, n_kv)
-        yield "quantized_qk", name, 0, rows.tiled(precision, in_blocks(rows.queries, n_q)[rows.at], low_k, v)
+        if rows.queries is not None:
+            low_k = in_blocks(k - k.mean(0) if less else k, n_kv)
+            yield "qk", name, in_blocks(rows.queries, n_q)[rows.at], low_k, v
 
 
 def _steps(rows: Worst) -> Iterator[Computed]:

@@ -101,8 +101,22 @@ class Distance:
 
     @cached_property
     def scan(self) -> "Scan":
-        """All rows."""
-        return scan(self.call, self.rows)
+        """All rows of all heads, or evenly spread ones where these are too many; the sampled ones where the softmax is
+        over another dimension than keys."""
+        places = places_of(self.call, self.rows)
+        residuals, errors, nan_rows, hidden = [], [], 0, 0
+        for rows in parts(self.call, self.rows, places):
+            golden = rows.golden
+            nan_rows, hidden = nan_rows + int(rows.nan.sum()), hidden + int(rows.hidden_nan.sum())
+            residual = fit(rows).residual_by_row.masked_fill(rows.nan | rows.hidden_nan, math.inf)
+            residuals.append(residual.flatten())
+            size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
+            off = ((rows.o - golden).abs() / size).nan_to_num(math.inf).float()
+            errors.append(off.reshape(-1, golden.shape[-1]))
+        shape = tuple(len(at) for at in places)
+        return Scan(
+            torch.cat(residuals).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places
+        )
 
 
 def over_bound(rows: Rows, call: CapturedCall) -> Tensor | None:
@@ -164,26 +178,6 @@ class Scan:
     nan_rows: int
     hidden_nan: int
     places: tuple[Tensor, Tensor, Tensor]
-
-    @property
-    def count(self) -> int:
-        return self.residual_by_row.numel()
-
-
-def scan(call: CapturedCall, sample: Rows) -> Scan:
-    """Look at all rows of all heads of a call in the dialect of a sample, or at evenly spread ones where these are too
-    many; at the sampled ones where the softmax is over another dimension than keys."""
-    places = places_of(call, sample)
-    residuals, errors, nan_rows, hidden = [], [], 0, 0
-    for rows in parts(call, sample, places):
-        golden = rows.golden
-        nan_rows, hidden = nan_rows + int(rows.nan.sum()), hidden + int(rows.hidden_nan.sum())
-        residual = fit(rows).residual_by_row.masked_fill(rows.nan | rows.hidden_nan, math.inf)
-        residuals.append(residual.flatten())
-        size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
-        errors.append(((rows.o - golden).abs() / size).nan_to_num(math.inf).float().reshape(-1, golden.shape[-1]))
-    shape = tuple(len(at) for at in places)
-    return Scan(torch.cat(residuals).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places)
 
 
 def places_of(call: CapturedCall, sample: Rows) -> tuple[Tensor, Tensor, Tensor]:

@@ -237,35 +237,35 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
 
 def _bug(found, name):
     kind = next((kind for kind in BUGS if getattr(found, kind) != getattr(Explanation, kind)), "")
-    if kind:
-        where, page, tiles, count = found.where, found.page, found.tiles, found.hidden_nan or found.nan_rows
-        parts = ((page.entry, page.first), (page.of_entry, page.of_first)) if page else ()
-        said = BUGS[kind].format(
-            found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
-            rule=tiles and TILES[tiles.rule].format(
-                size=tiles.size, count=tiles.count, tiles=f"tiles of {tiles.size} keys" if tiles.size else "parts"),
-            moved="; ".join(f"keys {a.first} to {a.first + a.size - 1} have the values of keys {a.of_first} to "
-                            f"{a.of_first + a.size - 1}" for a in found.moved),
-            nan="1 row is" if count == 1 else f"{count:,} rows are",
-            page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
-            inputs=f" of q, k and v read as {found.bits}" * found.bits_of_all,
-            sees=", which see keys" * (found.zero == "rows"), elsewhere=_elsewhere(found),
-            they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
-        )  # fmt: skip
-        yield from said.splitlines()
-    if kind == "zero" and found.residual > NEAR:
-        yield f"Without these {found.zero} it is off by {found.residual:.2g} of its size."
-    elif kind == "inside":
-        yield from _inside(found)
-    elif kind == "tiles":
-        yield from _tiles(found)
-    elif kind == "nan_rows":
-        yield from _overflow(found)
-    elif kind == "where":
-        if found.sequence is not None:
-            yield f"That is in sequence {found.sequence} of cu_seqlens alone."
-    elif not kind:
+    if not kind:
         yield from _everywhere(found, name)
+        return
+    where, page, tiles, count = found.where, found.page, found.tiles, found.hidden_nan or found.nan_rows
+    parts = ((page.entry, page.first), (page.of_entry, page.of_first)) if page else ()
+    said = BUGS[kind].format(
+        found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
+        rule=tiles and TILES[tiles.rule].format(
+            size=tiles.size, count=tiles.count, tiles=f"tiles of {tiles.size} keys" if tiles.size else "parts"),
+        moved="; ".join(f"keys {a.first} to {a.first + a.size - 1} have the values of keys {a.of_first} to "
+                        f"{a.of_first + a.size - 1}" for a in found.moved),
+        nan="1 row is" if count == 1 else f"{count:,} rows are",
+        page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
+        inputs=f" of q, k and v read as {found.bits}" * found.bits_of_all,
+        sees=", which see keys" * (found.zero == "rows"), elsewhere=_elsewhere(found),
+        they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
+    )  # fmt: skip
+    more = dict(zero=_zero, inside=_inside, tiles=_tiles, nan_rows=_overflow, where=_in_places)
+    yield from (*said.splitlines(), *(more[kind](found) if kind in more else ()))
+
+
+def _zero(found):
+    if found.residual > NEAR:
+        yield f"Without these {found.zero} it is off by {found.residual:.2g} of its size."
+
+
+def _in_places(found):
+    if found.sequence is not None:
+        yield f"That is in sequence {found.sequence} of cu_seqlens alone."
 
 
 def _elsewhere(found):

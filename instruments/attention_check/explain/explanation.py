@@ -39,7 +39,7 @@ GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "soft
 # dialect may be near to another one, so that being near is no evidence
 MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
 ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of these, that must be found
-WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
+WRONG = 8.0  # times the root mean square error of right rows, at least, has a wrong row; and twice what is rounding
 
 
 class Case:
@@ -70,15 +70,6 @@ class Case:
         best = self.fits[0].dialect
         is_believed = self.call.at is not None or best == Dialect()
         return self.believed if self.believed and is_believed else Distance.of(self.call, best)
-
-    @property
-    def tried(self) -> tuple[tuple[dict[str, Any], float], ...]:
-        """The nearest dialects that were tried, and the residual of each; () where none was."""
-        if "fits" not in vars(self):
-            return ()
-        rated = [*self.fitted, *((each.dialect, each.residual) for each in self.fits)]
-        nearest = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
-        return tuple((dialect.changes(), off) for dialect, off in nearest.items())
 
     def explained(
         self, numbers: Distance, verdict: Verdict = Verdict.BUG, of_all: bool = False, **more: Any
@@ -115,7 +106,11 @@ def explanation(call: CapturedCall) -> Explanation:
         call = replace(call, options=call.options | dict(mask=_narrowest(mask)))
     case = Case(call)
     found = next(answer for each in CANDIDATES if (answer := each.of(case)))
-    return replace(found, tried=found.tried or case.tried)
+    if "fits" not in vars(case):  # it was known before others were tried
+        return found
+    rated = [*case.fitted, *((each.dialect, each.residual) for each in case.fits)]
+    nearest = dict(sorted(rated, key=lambda each: each[1])[:SHOWN])
+    return replace(found, tried=tuple((dialect.changes(), off) for dialect, off in nearest.items()))
 
 
 def _of_part(call: CapturedCall, *at: Tensor) -> Explanation | None:
@@ -134,15 +129,14 @@ def cause_of(
         o: (..., n_q, d_v); q, k, v: as `tolerance`. options: of the call, keep and dropout_p among them. block: keys of
             a tile, as declared.
     """
-    fmt, options = precision.inputs, {name: x for name, x in options.items() if x is not None}
-    dropped = options.pop("keep", None) is not None
-    options.pop("dropout_p", None)
+    fmt, is_dropped = precision.inputs, options.get("keep") is not None
+    options = {name: x for name, x in options.items() if x is not None and name not in ("keep", "dropout_p")}
     tensors = (fmt(x.detach().double()).to(fmt.dtype or torch.float64) for x in (q, k, v))
     held = Capture(*tensors, options=options).in_four_dimensions()
     stated = "" if fmt.dtype else fmt.name
     o = o.detach()[(None,) * (4 - o.ndim)].flatten(0, -4)
     call = CapturedCall(held.q, held.k, held.v, o, held.options, stated=stated, declared=precision, block=block)
-    if dropped:
+    if is_dropped:
         return Cause("keep_missing", True, 1.0) if Distance.of(call, Dialect()).is_rounding else None
     found = explanation(call)
     if found.where is not None or not (found.dialect or found.arithmetic):
@@ -403,7 +397,9 @@ def wrong_in_places(case: Case, believed: Distance | None) -> Explanation:
     where, tried = None, [numbers] * (right >= PART or believed is None) + [believed or numbers]
     for numbers in dict.fromkeys(tried):
         residuals = numbers.scan.residual_by_row
-        wrong, where = _wrong(residuals, numbers.rounding), None
+        finite, where = residuals[residuals.isfinite()], None
+        lowest = finite.quantile(0.1).item() if 0 < finite.numel() < 2**24 else 0.0
+        wrong = residuals > max(WRONG * lowest, 2 * numbers.rounding)
         rest = residuals[~wrong & residuals.isfinite()]
         if rest.numel() and rest.median() <= UNLIKE * numbers.rounding:  # the others are attention
             where = _located(wrong, numbers)
@@ -510,10 +506,3 @@ def _rows_over_bound(numbers: Distance) -> Tensor:
         if over is not None:
             wrong[i, j, at] = over[0, 0] > max(1.0, UNLIKE * numbers.times_bound)
     return wrong
-
-
-def _wrong(residual_by_row: Tensor, least: float) -> Tensor:
-    """Rows whose relative error is far above that of most, and no rounding."""
-    finite = residual_by_row[residual_by_row.isfinite()]
-    lowest = finite.quantile(0.1).item() if 0 < finite.numel() < 2**24 else 0.0
-    return residual_by_row > max(WRONG * lowest, 2 * least)

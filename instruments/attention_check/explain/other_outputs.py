@@ -28,9 +28,9 @@ from attention_check.conventions.derivatives import (
 )
 from attention_check.conventions.low_bits import OF_P
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, as_read, spread, taken
-from attention_check.conventions.search import NEAR, OFF
+from attention_check.conventions.search import NEAR
 from attention_check.explain.distance import parts, places_of
-from attention_check.explain.verdict import Explanation, OtherOutput, Verdict, wrong_regions
+from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, wrong_regions
 from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, baseline_for
@@ -44,9 +44,40 @@ NEARER = 4.0  # times: so much nearer another gradient must be
 FALSE_ALARM = 1e-6  # how often a right gradient may be beyond its bound, in calls
 ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
 TOGETHER = 32  # rows that share the largest error which is rounding
+OFF = 0.01  # of a factor from 1, and from 0, that is named
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
 COUNTS = 1e4  # a log-sum-exp nearer to 0, of a row that sees no key, counts in a merge
 PARTS_OF_HEADS = 16, 32, 64, 128  # features that a kernel takes at a time, and which may be all that it takes
+
+
+@dataclass(frozen=True)
+class OtherOutput:
+    """What a log-sum-exp or a gradient is, that came with the output, under the output's dialect.
+
+    Attributes:
+        name: "lse", "dq", "dk" or "dv".
+        residual: of a gradient, root mean square of the error over that of the right gradient; of a log-sum-exp, root
+            mean square of the difference. times: the largest error over the largest that is rounding.
+        change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
+            found. factor: of a change that is one. features: of one that sums over so many. dialect: that which it is
+            of, where it is not the output's.
+        where: the parts that are wrong; None where none are, or all.
+        counts: of a change in how often parts count: entry and head of k, of those that are looked at, and of
+            `derivatives.counted`.
+        looked_at: heads of k and v of all entries, or rows of a log-sum-exp; of how many.
+    """
+
+    name: str
+    verdict: Verdict
+    residual: float
+    times: float
+    change: str = ""
+    factor: float = 1.0
+    features: int = 0
+    dialect: dict[str, Any] = field(default_factory=dict)
+    where: WrongRegions | None = None
+    counts: tuple = ()
+    looked_at: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -134,7 +165,8 @@ class RightGradients:
 
 def gradient(right: RightGradients, name: str) -> OtherOutput:
     """What one of GRADIENTS is; raises Unfit where its shape is not that of the tensor that it is of."""
-    x, as_read = _in_a_known_shape(right, name)
+    given, as_read = _in_a_known_shape(right, name)
+    x = right.of_heads(name, given)
     due, bounds = right.of_heads(name, (each[name] for each in right.values)), right.bounds(name)
     if not due.isfinite().any():
         raise Unfit("its right value is not finite")
@@ -155,9 +187,8 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
         if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
             where = wrong_regions(rows.expand_as(x), right.places(name), right.shape(name))
             return as_output(verdict=Verdict.BUG, change=value, where=where)
-    of_group = _of_group(right, name, x, worst)
     for made in (_like_others, _of_another_delta, _of_parts):
-        tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, of_group, worst)]
+        tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, given[worst], worst)]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
         if least <= near:
             if change in ("another_delta", "no_delta") and name == "dq":
@@ -169,17 +200,18 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
     return as_output(verdict=Verdict.BUG, where=where)
 
 
-def _in_a_known_shape(right: RightGradients, name: str) -> tuple[Tensor, str]:
-    """The heads of a gradient that are looked at, and how they are read: "" is as the tensor that it is of."""
+def _in_a_known_shape(right: RightGradients, name: str) -> tuple[list[Tensor], str]:
+    """A gradient of each group that is looked at, and how it is read: "" is as the tensor that it is of."""
     of = GRADIENTS[name]
     whole, shape = turned(right.call, right.dialect, name, of), right.shape(name)
-    (batch, heads, n, d), group, (entries, at, _) = shape, right.groups[0].rows.q.shape[1], right.places(name)
+    batch, heads, n, d = shape
     for x, change in ((whole, ""), (whole.transpose(1, 2), "heads_last")):
         if x.shape == shape:
-            return x[entries][:, at].double().cpu(), change
-    if of != "q" and whole.shape == (batch, heads * group, n, d):
-        parts = [whole[each.rows.places[0][0]][each.rows.places[1]].double().sum(0).cpu() for each in right.groups]
-        return torch.stack(parts).unflatten(0, (-1, right.across)), "for_each_query_head"
+            at = ((each.rows.places[0][0], each.rows.places[1] if of == "q" else each.kv_head) for each in right.groups)
+            return [x[entry, own].double().cpu() for entry, own in at], change
+    if of != "q" and whole.shape == (batch, right.shape("dq")[1], n, d):
+        at = (each.rows.places for each in right.groups)
+        return [whole[entry[0], own].double().sum(0).cpu() for entry, own, _ in at], "for_each_query_head"
     raise Unfit(f"its shape is {tuple(right.call.others[name].shape)}, where {shape} is due, that of {of}")
 
 
@@ -245,21 +277,13 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     return made
 
 
-def _of_group(right, name, x, worst):
-    """Of a gradient of all heads that are looked at, that of one group."""
-    entry, at = divmod(worst, right.across)
-    per = x.shape[1] // right.across
-    x = x[entry, at * per : (at + 1) * per]
-    return x if GRADIENTS[name] == "q" else x[0]
-
-
 def _of_another_delta(right: RightGradients, name: str, x: Tensor, worst: int) -> Iterator[Alternative]:
     """The gradient with another delta in each row: it is solved for in dq, in every other feature, and holds in the
     others; dk has the deltas of dq."""
     group, values = right.groups[worst], right.values[worst]
     if name == "dv" or not group.rows.dialect.is_standard or not right.call.others.keys() >= {"dq", name}:
         return
-    dq = _of_group(right, "dq", _in_a_known_shape(right, "dq")[0], worst)
+    dq = _in_a_known_shape(right, "dq")[0][worst]
     along = along_delta(group.rows)
     error, first = ((each[..., ::2]) for each in (dq - values["dq"], along))
     less = (error * first).sum(-1) / first.square().sum(-1).clamp(min=1e-300)  # (heads, n_q)

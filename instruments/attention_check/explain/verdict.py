@@ -1,10 +1,10 @@
 """What an output is, with its evidence: the answer of `explanation`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from attention_check.conventions.conventions import BY_CHOICE, Convention
 from attention_check.conventions.other_keys import Page, Span
 from attention_check.conventions.solved_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
+
+if TYPE_CHECKING:  # which imports this module
+    from attention_check.explain.other_outputs import OtherOutput
 
 MOST = 4  # ranges that are listed; more are no pattern
 IN, OUT = 0.5, 0.05  # of the values: so many are wrong in the one part, and at most so many in the other
@@ -97,36 +100,6 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class OtherOutput:
-    """What a log-sum-exp or a gradient is, that came with the output, under the output's dialect.
-
-    Attributes:
-        name: "lse", "dq", "dk" or "dv".
-        residual: of a gradient, root mean square of the error over that of the right gradient; of a log-sum-exp, root
-            mean square of the difference. times: the largest error over the largest that is rounding.
-        change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
-            found. factor: of a change that is one. features: of one that sums over so many. dialect: that which it is
-            of, where it is not the output's.
-        where: the parts that are wrong; None where none are, or all.
-        counts: of a change in how often parts count: entry and head of k, of those that are looked at, and of
-            `derivatives.counted`.
-        looked_at: heads of k and v of all entries, or rows of a log-sum-exp; of how many.
-    """
-
-    name: str
-    verdict: Verdict
-    residual: float
-    times: float
-    change: str = ""
-    factor: float = 1.0
-    features: int = 0
-    dialect: dict[str, Any] = field(default_factory=dict)
-    where: WrongRegions | None = None
-    counts: tuple = ()
-    looked_at: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True)
 class Explanation:
     """What an output is, with its evidence.
 
@@ -194,7 +167,7 @@ class Explanation:
     rows: tuple[int, int] = (0, 0)
     scale: float = 1.0
     tried: tuple[tuple[dict[str, Any], float], ...] = ()
-    others: tuple[OtherOutput, ...] = ()
+    others: "tuple[OtherOutput, ...]" = ()
     not_judged: str = ""
 
     def __str__(self) -> str:
