@@ -185,7 +185,7 @@ def test_packed_sequences(tmp_path):
     assert fa_lib.explain(q, k, v, o, cu_seqlens=starts, causal=True).verdict == Verdict.ROUNDING
     joined = golden(*(x.transpose(0, 1)[None] for x in (q, k, v)), causal=True)[0].transpose(0, 1)
     found = fa_lib.explain(q, k, v, joined, cu_seqlens=starts, causal=True)
-    assert found.verdict == Verdict.BUG and found.dialect == dict(mask="ignored")
+    assert found.verdict == Verdict.BUG and found.dialect == dict(mask="together")
     q, k, v, o, starts, key_starts = packed((1, 1, 5), (40, 60, 20), window=(30, 0))
     options = dict(cu_seqlens_q=starts, cu_seqlens_k=key_starts, causal=True, window=(30, 0))
     assert fa_lib.explain(q, k, v, o, **options).verdict == Verdict.ROUNDING

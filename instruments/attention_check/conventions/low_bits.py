@@ -144,6 +144,15 @@ def by_row(x: Tensor, most: int, fmt: Format = FP32) -> Tensor:
     return (x / scale.where(scale != 0, 1.0)).round().clamp(-most, most) * fmt(scale)
 
 
+def between(x: Tensor, bits: int, size: int) -> Tensor:
+    """x (..., n, features) in 2**bits equal steps from the least to the largest of each `size` values of a feature."""
+    parts = x.split(size, -2)
+    low, high = (torch.cat([getattr(part, end)(-2, keepdim=True).expand_as(part) for part in parts], -2)
+                 for end in ("amin", "amax"))  # fmt: skip
+    step = (high - low) / (2**bits - 1)
+    return ((x - low) / step.where(step != 0, 1.0)).round() * step + low
+
+
 def in_blocks(x: Tensor, rows: int) -> Tensor:
     """x (n, features) as integers to 127, times a scale in FP32 for each block of so many rows."""
     return torch.cat([by_row(block.flatten(), 127).reshape(block.shape) for block in x.split(rows)])

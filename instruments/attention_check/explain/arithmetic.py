@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows
-from attention_check.conventions.low_bits import GROUP, OF_P, by_row, in_blocks, q4_0, q8_0
+from attention_check.conventions.low_bits import GROUP, OF_P, between, by_row, in_blocks, q4_0, q8_0
 from attention_check.measure.mistakes import EXPLAINED, Cause, explained_share
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
@@ -194,6 +194,11 @@ def _in_integers(rows):
                 yield of, name, *(low[x] if x in of else own for x, own in zip("qkv", rows.tensors))
     for a, b in (("Q8_0", "Q4_0"), ("Q4_0", "Q8_0")) if in_groups else ():  # as llama.cpp's -ctk and -ctv name two
         yield "kv", f"{a} and {b}", q, CASTS[a](k), CASTS[b](v)
+    for bits, size in product((8, 4, 2), (k.shape[0], 128, 64, 32)):  # as KIVI and other caches
+        low_v = between(v.mT, bits, min(size, v.shape[1])).mT
+        for of, low_k in (("feature", between(k, bits, size)), ("key", between(k.mT, bits, min(size, k.shape[1])).mT)):
+            group = "" if size == k.shape[0] else f" in groups of {size}"
+            yield "kv", f"INT{bits} from least to largest, k by {of} and v by key,{group}".rstrip(","), q, low_k, low_v
     yield "qk", SMOOTH, by_row(q, 127), by_row(k - k.mean(0), 127), v
     for name, (n_q, n_kv, less) in INT8_BLOCKS.items():
         if rows.queries is not None:

@@ -59,6 +59,13 @@ CHANGES = {  # of an OtherOutput -> what it is
     "of_the_other": "{other}: dq and dk may be exchanged",
     "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
 }  # fmt: skip
+OVERFLOWS = {  # of `explanation.OVERFLOWS` -> what it is
+    "products": "q kᵀ before the scale is beyond 65,504, FP16's largest",
+    "scores": "a score is beyond 88.7, where exp(score) is beyond FP32's largest",
+    "capped": "the size of a score over the softcap is beyond 88.7, where an exponential of tanh overflows FP32",
+    "capped_twice": "a score over the softcap is beyond 44.4, where exp(2 x) of tanh is beyond FP32's largest",
+    "sums": "the sum of exp(score - largest) v, not yet divided by the row sum, is beyond 65,504, FP16's largest",
+}
 TILES = {  # of a Rule -> what is wrong
     Rule.ROW_SUM: "each row is multiplied by a number of its own",
     Rule.SINKS_AGAIN: "its sinks count {count} times in the row sum",
@@ -251,7 +258,7 @@ def _bug(found, name):
         nan="1 row is" if count == 1 else f"{count:,} rows are",
         page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
         inputs=f" of q, k and v read as {found.bits}" * found.bits_of_all,
-        sees=", which see keys" * (found.zero == "rows"), elsewhere=_elsewhere(found),
+        sees=", which see keys" * (found.zero in ("rows", "underflow")), elsewhere=_elsewhere(found),
         they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
     )  # fmt: skip
     more = dict(zero=_zero, inside=_inside, tiles=_tiles, nan_rows=_overflow, where=_in_places)
@@ -260,7 +267,11 @@ def _bug(found, name):
 
 def _zero(found):
     if found.residual > NEAR:
-        yield f"Without these {found.zero} it is off by {found.residual:.2g} of its size."
+        of = found.zero if found.zero == "features" else "rows"
+        yield f"Without these {of} it is off by {found.residual:.2g} of its size."
+    if found.zero == "underflow":
+        instead = "where nothing, or 0, is subtracted in place of the row's largest score"
+        yield f"All their scores are below -103: exp(score) is 0 in FP32 {instead}."
 
 
 def _in_places(found):
@@ -279,14 +290,15 @@ def _elsewhere(found):
 
 
 def _overflow(found):
-    over, others = found.overflow
+    what, over, others = found.overflow
     if over == found.nan_rows and not others:
-        yield "In each of them, and in no other, q kᵀ before the scale is beyond 65,504, FP16's largest: an overflow."
+        yield f"In each of them, and in no other, {OVERFLOWS[what]}: an overflow."
     elif over:
         beside = f", and in {others:,} others" if others else ""
         yield f"In {over:,} of them{beside}, q kᵀ before the scale is beyond 65,504: in FP16 it would overflow."
     else:
-        yield "In none of them q kᵀ is beyond 65,504. Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
+        blocks = " Where a whole block of keys is hidden, exp(-inf + inf) makes NaN." * found.hides
+        yield f"In none of them q kᵀ is beyond 65,504.{blocks}"
 
 
 def _inside(found):

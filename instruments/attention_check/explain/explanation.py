@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect
+from attention_check.conventions.attention import Dialect, Rows, scores, weights
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
@@ -26,7 +26,7 @@ from attention_check.measure.mistakes import Cause
 from attention_check.probe.capture import Capture
 from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import E4M3, FP16, Format
+from fa_lib.numerics.formats import E4M3, FP16, FP32, Format
 from fa_lib.theory.extremes import RMS
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
@@ -39,6 +39,8 @@ GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "soft
 # dialect may be near to another one, so that being near is no evidence
 MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
 ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of these, that must be found
+AT_LARGEST = 0.03  # of the largest number, that rows which overflow and others may be beside it
+VANISHES = math.log(2.0**-149)  # an exponent, below which the exponential is 0 in FP32
 WRONG = 8.0  # times the root mean square error of right rows, at least, has a wrong row; and twice what is rounding
 
 
@@ -170,13 +172,14 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
     zero, n_kv, d = (o == 0).all(-1), call.k.shape[2], call.q.shape[-1]  # zero: (batch, heads, n_q)
     if not zero.any() or zero.all() or zero.shape != call.q.shape[:3] or zero.sum() * n_kv * d > PRODUCTS:
         return None
-    due, features = torch.zeros_like(zero), o.shape[-1]
+    due, features, top = torch.zeros_like(zero), o.shape[-1], -math.inf
     for entry, head in zero.any(-1).nonzero().tolist():
         for at in zero[entry, head].nonzero().flatten().split(max(SCORES // n_kv, 1)):
             rows = call.rows(Dialect(), places=(torch.tensor([entry]), torch.tensor([head]), at))
             golden = rows.golden[0, 0].to(o.dtype)
             due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.any(-1) & golden.isfinite().all(-1)
             o[entry, head, at[sees]] = golden[sees]
+            top = max(top, *scores(rows)[0, 0, sees].amax(-1).tolist())
     if not due.any():
         return None
     found = explanation(replace(call, o=o))
@@ -194,7 +197,7 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
         where = wrong_regions(wrong, (at, *places[1:]), (len(due), due.shape[1], n_q, features))
         if where.is_known:
             break
-    return replace(found, verdict=Verdict.BUG, zero="rows", where=where)
+    return replace(found, verdict=Verdict.BUG, zero="underflow" if top < VANISHES else "rows", where=where)
 
 
 def features_of_zero(case: Case, believed: Distance) -> Explanation | None:
@@ -438,12 +441,38 @@ def _not_finite(case: Case, numbers: Distance) -> Explanation:
     found = numbers.scan
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    over = [((each.products > FP16.max) & (each.bias > -math.inf)).any(-1).flatten()
-            for each in parts(case.call, numbers.rows, found.places)]  # fmt: skip
-    over, bad = torch.cat(over), wrong[..., 0].flatten()
+    every, bad = list(parts(case.call, numbers.rows, found.places)), wrong[..., 0].flatten()
     counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
-    counts["overflow"] = int((over & bad).sum()), int((over & ~bad).sum())
+    counts["hides"] = any(bool((each.bias == -math.inf).any()) for each in every)
+    over = torch.cat([OVERFLOWS["products"](each).flatten() for each in every]) > FP16.max
+    counts["overflow"] = "products", int((over & bad).sum()), int((over & ~bad).sum())
+    for overflow, largest in OVERFLOWS.items() if bad.any() else ():
+        size = torch.cat([largest(each).nan_to_num(0.0).flatten() for each in every]) / LARGEST[overflow]
+        highest, lowest = size.masked_fill(bad, 0.0).max(), size[bad].min()
+        if highest < lowest and highest - AT_LARGEST < 1 < lowest + AT_LARGEST:
+            counts["overflow"] = overflow, int(bad.sum()), 0
+            break
     return case.explained(numbers, of_all=True, where=where, **counts)
+
+
+def _largest(x: Tensor, rows: Rows) -> Tensor:
+    """The largest of x, of the shape of scores, among the keys that each row sees."""
+    return x.masked_fill(rows.bias == -math.inf, -math.inf).amax(-1)
+
+
+def _sum_of_values(rows: Rows) -> Tensor:
+    """The largest sum of exp(S - m) v, before it is divided by the row sum."""
+    return (rows.golden.abs() / weights(rows).amax(-1, keepdim=True)).amax(-1)
+
+
+OVERFLOWS: dict[str, Callable[[Rows], Tensor]] = {  # what may overflow in a row, the largest of it
+    "products": lambda rows: _largest(rows.products, rows),
+    "scores": lambda rows: _largest(scores(rows), rows),
+    "capped": lambda rows: _largest((rows.products * rows.scale / (rows.softcap or math.inf)).abs(), rows),
+    "capped_twice": lambda rows: _largest(2 * rows.products * rows.scale / (rows.softcap or math.inf), rows),
+    "sums": _sum_of_values,
+}
+LARGEST = dict.fromkeys(OVERFLOWS, math.log(FP32.max)) | dict(products=FP16.max, sums=FP16.max)
 
 
 def _contradicts(call: CapturedCall, changes: dict[str, Any]) -> bool:

@@ -121,13 +121,14 @@ class Explanation:
             others were read. inside: entry and heads of a wrong part, and what it is by itself.
         moved: keys that have the values of others.
         elsewhere: rows, and the places whose right rows they are: (entry, head, row) each.
-        zero: "rows", "features": those in `where` are 0, the others are as `dialect` says; "padding": rows whose own
-            keys a mask hides are 0; "others": what is wrong beside `elsewhere`. lost: the scales of 8 bits whose
-            inverse a number of the dialect is.
+        zero: "rows", "features": those in `where` are 0, the others are as `dialect` says; "underflow": rows, and the
+            exponentials of all their scores are 0; "padding": rows whose own keys a mask hides are 0; "others": what is
+            wrong beside `elsewhere`. lost: the scales of 8 bits whose inverse a number of the dialect is.
         swapped: k_scale and v_scale are each in the other's place. bits: the format of the output's bits, where they
             were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one
             that is wrong.
-        overflow: of the rows that are not finite, and of the others, those with a score beyond FP16's largest.
+        overflow: what of `explanation.OVERFLOWS` is too large, in how many rows that are not finite, and in how many
+            others. hides: whether some keys are hidden.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many. scale: of the scores, in the dialect.
@@ -159,7 +160,8 @@ class Explanation:
     bits: str = ""
     bits_of_all: bool = False
     sequence: int | None = None
-    overflow: tuple[int, int] = (0, 0)
+    overflow: tuple[str, int, int] = ("", 0, 0)
+    hides: bool = False
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
