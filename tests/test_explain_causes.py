@@ -1,0 +1,128 @@
+"""`explain` names causes that were taken from public reports: each a right kernel with one fault, and the sentence."""
+
+import math
+
+import pytest
+import torch
+
+import fa_lib
+from attention_check.explain.verdict import Verdict
+
+B, H, N, D = 4, 4, 96, 64
+
+
+def drawn(*shape, seed=0, dtype=torch.bfloat16):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def attend(q, k, v, mask=None, scale=None, softcap=None):
+    """Attention in float64, rounded once, of (batch, heads, n, d); heads may share those of k and v."""
+    k, v = (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    S = q.double() @ k.mT * (scale or q.shape[-1] ** -0.5)
+    S = S if softcap is None else softcap * torch.tanh(S / softcap)
+    S = S if mask is None else S.masked_fill(~mask, -math.inf)
+    return (S.softmax(-1).nan_to_num(0.0) @ v).to(q.dtype)
+
+
+Q, K, V = (drawn(B, H, N, D, seed=seed) for seed in range(3))
+CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()
+RIGHT = attend(Q, K, V, CAUSAL)
+PADDING = (torch.rand(B, 1, 1, N, generator=torch.Generator().manual_seed(3)) < 0.7).contiguous()
+HALF = torch.tensor([0.0] * 32 + [1.0] * 32).bfloat16()
+
+
+def moved(o):
+    """Blocks of rows, viewed with heads and rows in each other's place."""
+    return o.transpose(1, 2).reshape(B, 4, N // 4, H, D).transpose(2, 3).reshape(B, N, H, D).transpose(1, 2)
+
+
+def at_one_entry(o):
+    found = torch.zeros_like(o)
+    found[0] = o[3]
+    return found
+
+
+def in_bits_of_bf16():
+    q, k, v = (drawn(1, H, N, D, seed=seed, dtype=torch.float16) for seed in range(3))
+    o = attend(*(x.view(torch.bfloat16) for x in (q, k, v))).view(torch.float16)
+    return dict(q=q, k=k, v=v, o=o)
+
+
+def capped_by_exponentials():
+    q, k, v = 48 * Q, 4 * K, V
+    x = (q.double() @ k.double().mT / 8 / 2).float()
+    S = (2 * (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x))).masked_fill(~CAUSAL, -math.inf)
+    return dict(q=q, k=k, v=v, o=(S.softmax(-1) @ v.float()).bfloat16(), causal=True, softcap=2.0)
+
+
+def vanishing():
+    """Scores about -125 in two heads, from which nothing is subtracted."""
+    q, k = Q.clone(), K.clone()
+    q[:, :2, :, 0], k[:, :2, :, 0] = 40.0, -25.0
+    o = attend(q, k, V)
+    o[:, :2] = 0
+    return dict(q=q, k=k, v=V, o=o)
+
+
+def in_steps(x, dim):
+    low, high = x.float().amin(dim, keepdim=True), x.float().amax(dim, keepdim=True)
+    return ((x.float() - low) / (high - low) * 15).round() / 15 * (high - low) + low
+
+
+def interleaved():
+    q, k, v = torch.stack([Q, K, V], 2).flatten(1, 2).chunk(3, 1)
+    return attend(q, k, v)
+
+
+def packed():
+    q, k, v, o = (x[0].transpose(0, 1) for x in (Q, K, V, RIGHT))
+    return dict(q=q, k=k, v=v, o=o, cu_seqlens=torch.tensor([0, 40, N]).int(), causal=True)
+
+
+of_all, of_q, of_kv = dict(q=Q, k=K, v=V), Q[:, :, -32:], dict(k=K[:, :2], v=V[:, :2])
+shifted = (torch.arange(N)[None] <= torch.arange(32)[:, None] + 64) & (torch.arange(N)[None] > 16)
+mask_of_heads = PADDING[:2].transpose(0, 1).repeat_interleave(2, 1)
+CASES = {  # what is wrong -> the call, and what is said
+    "v is no longer contiguous": (of_all | dict(o=attend(Q, K, V.transpose(1, 2).reshape(V.shape))),
+        "attention of v read as if contiguous, where memory is (batch, sequence, heads, head_dim)."),
+    "heads of q, k and v lie in turn": (of_all | dict(o=interleaved()), "in one tensor, which is split in thirds."),
+    "bits of FP16 are read as BF16": (in_bits_of_bf16(), "of q, k and v read as BF16, but its bits are those of BF16"),
+    "rows are in other places": (of_all | dict(o=moved(RIGHT), causal=True), "At entry 0, head 0, row 1 it has what is "
+        "due at entry 0, head 0, row 4."),
+    "all entries are written to the first": (of_all | dict(o=at_one_entry(RIGHT), causal=True), "At entry 0, head 0, "
+        "row 0 it has what is due at entry 3, head 0, row 0."),
+    "half of the features are used": (of_all | dict(o=attend(Q * (1 - HALF), K, V) * (1 - HALF)), "scores of the first "
+        "half of the features alone, but 0 in features 32 to 63"),
+    "the mask is of heads of k": (dict(q=Q[:2], k=K[:2, :2], v=V[:2, :2], mask=PADDING[:2],
+        o=attend(Q[:2], K[:2, :2], V[:2, :2], mask_of_heads)), "the mask of each entry for the heads of one head of k."),
+    "packed sequences see each other": (packed(), "attention whose sequences see each other, as without cu_seqlens."),
+    "k and v are twice as large": (of_all | dict(o=attend(Q, 2 * K, 2 * V)), "k and v that are 2 times as large: bytes "
+        "of E4M3FNUZ that are read as E4M3 have 2."),
+    "all rows see the first row's window": (dict(q=of_q, **of_kv, causal=True, window=(47, 0),
+        o=attend(of_q, **of_kv, mask=shifted)), "attention without the window, of keys 17 to 95 alone."),
+    "tanh overflows": (capped_by_exponentials(), "the size of a score over the softcap is beyond 88.7"),
+    "exponentials vanish": (vanishing(), "All their scores are below -103: exp(score) is 0 in FP32"),
+    "the cache has 4 bits": (of_all | dict(o=attend(Q, in_steps(K, 2), in_steps(V, 3))), "k and v in INT4 from least to "
+        "largest, k by feature and v by key"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cause_is_named(name):
+    call, said = CASES[name]
+    found = fa_lib.explain(**call)
+    assert found.verdict == (Verdict.PRECISION if "INT4" in said else Verdict.BUG)
+    assert said in f"{found}", f"{found}"
+
+
+def test_a_log_sum_exp_of_rows_without_keys_and_in_two_bases():
+    S = (Q.double() @ K.double().mT / 8).masked_fill(~CAUSAL, -math.inf)
+    m, lse = S.amax(-1), S.logsumexp(-1)
+    found = fa_lib.explain(Q, K, V, RIGHT, causal=True, lse=m + (lse - m) / math.log(2))
+    assert "lse is right, had it the natural logarithm of the sum of exp(score - largest)" in f"{found}"
+    seen = CAUSAL & (torch.arange(N) >= 8)
+    lse = S.masked_fill(~seen, -math.inf).logsumexp(-1)
+    for value, verdict in ((-math.inf, Verdict.ROUNDING), (0.0, Verdict.CONVENTION)):
+        given = lse.masked_fill(lse == -math.inf, value)
+        (found,) = fa_lib.explain(Q, K, V, attend(Q, K, V, seen), mask=seen, lse=given).others
+        assert found.verdict == verdict
