@@ -340,8 +340,8 @@ WITHOUT_SINKS = dict(sinks="ignored")  # what is added to o afterwards needs it 
 
 
 def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Convention]) -> OtherOutput:
-    """What the log-sum-exp of a call is, of all rows, or of evenly spread ones as `scan` takes them. choices:
-    conventions that it may follow where the output does not. Raises Unfit where its shape is not that of rows."""
+    """What the log-sum-exp of a call is, of the rows that `Distance.scan` looks at. choices: conventions that it may
+    follow where the output does not. Raises Unfit where its shape is not that of rows."""
     sample = call.rows(dialect)
     batch, heads, n_q, _ = sample.shape
     x = of_rows(call.others["lse"], "lse", (batch, heads, n_q))
