@@ -126,16 +126,16 @@ def of_scores(
 
 
 def by_hand(
-    group: Group, P_of: Callable[[Rows], Tensor] = weights, o_of: Rows | None = None, **wrong
+    group: Group, P_of: Callable[[Rows], Tensor] | None = None, o_of: Rows | None = None, **wrong
 ) -> dict[str, Tensor]:
     """As `gradients`, of P as P_of has it, and dS of `of_scores`, which takes what is wrong; o_of: the rows of the
-    forward pass, whose log-sum-exp P has and whose o dS has, where they are others than the group's."""
+    forward pass, whose o dS has, and whose log-sum-exp P has where P_of is None."""
     parts, (k, q) = [], (group.rows.k.nan_to_num(0.0, 0.0, 0.0), group.rows.q)
     for at in _chunks(group.rows):
         dlse = None if group.dlse is None else group.dlse[:, :, at]
         part = replace(group, rows=_taken(group.rows, at), dO=group.dO[:, :, at], dlse=dlse)
-        forward = None if o_of is None else _taken(o_of, at)
-        P = P_of(part.rows) if forward is None else exp_less(part.rows, scores(part.rows), log_sum_exp(forward))
+        forward = part.rows if o_of is None else _taken(o_of, at)
+        P = P_of(part.rows) if P_of else exp_less(part.rows, scores(part.rows), log_sum_exp(forward))
         P, dS = of_scores(part, P, forward, **wrong)
         parts.append((dS @ k, (dS.mT @ q[:, :, at]).sum(1), (P.mT @ part.dO).sum(1)))
     dq, dk, dv = zip(*parts)

@@ -59,6 +59,7 @@ CHANGES = {  # of an OtherOutput -> what it is
     "of_the_other": "{other}: dq and dk may be exchanged",
     "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
 }  # fmt: skip
+SAVED = {"saved": "the log-sum-exp and rowsum(dO * o)", "saved_delta": "rowsum(dO * o)"}  # of the forward pass
 OVERFLOWS = {  # of `explanation.OVERFLOWS` -> what it is
     "products": "q kᵀ before the scale is beyond 65,504, FP16's largest",
     "scores": "a score is beyond 88.7, where exp(score) is beyond FP32's largest",
@@ -158,10 +159,10 @@ def _coverage(each):
 
 
 def _other(each, found):
-    if each.change in ("dialect", "saved"):
+    if each.change in ("dialect", *SAVED):
         kind = "log-sum-exp" if each.name == "lse" else "gradient"
         believed = "" if found.dialect else " as you believe it"
-        saved = ", but with the log-sum-exp and rowsum(dO * o) of o" if each.change == "saved" else ""
+        saved = f", but with {SAVED[each.change]} of o" if each.change in SAVED else ""
         return f"the {kind} of {what(each.dialect)}{saved}; o is {what(found.dialect)}{believed}"
     if each.change == "parts":
         rows, parts = ("rows", "keys") if each.name == "dq" else ("keys", "rows")

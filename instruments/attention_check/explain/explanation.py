@@ -179,7 +179,7 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
             golden = rows.golden[0, 0].to(o.dtype)
             due[entry, head, at] = sees = rows.seen[0, 0, :, 0] & golden.any(-1) & golden.isfinite().all(-1)
             o[entry, head, at[sees]] = golden[sees]
-            top = max(top, *scores(rows)[0, 0, sees].amax(-1).tolist())
+            top = max([top, *scores(rows)[0, 0, sees].amax(-1).tolist()])
     if not due.any():
         return None
     found = explanation(replace(call, o=o))

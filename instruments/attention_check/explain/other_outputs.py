@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores
+from attention_check.conventions.attention import Dialect, Rows, changed, log_sum_exp, scores, weights
 from attention_check.conventions.conventions import CONVENTIONS, Convention
 from attention_check.conventions.derivatives import (
     GRADIENTS,
@@ -274,6 +274,7 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
         add("dialect", gradients(other.rows, dO, dlse), dialect=dialect.changes())
         if rows.dialect.is_standard and dialect.is_standard:
             add("saved", by_hand(other, o_of=rows), dialect=dialect.changes())
+            add("saved_delta", by_hand(other, weights, o_of=rows), "dq dk", dialect=dialect.changes())
     return made
 
 
