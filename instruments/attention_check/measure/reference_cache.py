@@ -12,7 +12,7 @@ from torch import Tensor
 from attention_check.conventions.low_bits import baseline_in
 from attention_check.measure.reference_worker import compute
 from fa_lib import kernels
-from fa_lib.experiments import biased_rounding
+from fa_lib.kernels.equal_maxima import draw_maxima
 from fa_lib.kernels.inputs import DISTRIBUTIONS, draw
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format
 from fa_lib.numerics.metrics import deviation
@@ -96,7 +96,7 @@ def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: in
     if distribution == WORST:
         return compute(worst_inputs, n, seed, head_dim)
     if distribution == BIASED:
-        return biased_rounding.problem(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
+        return draw_maxima(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
     return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))
 
 

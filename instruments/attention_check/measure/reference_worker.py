@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from fa_lib.execution import process_settings
-from fa_lib.execution.pools import end_with_parent
 
 NICE = 10  # the kernel that is judged goes first
 EXAMINE = "attention_check.measure.examine"
@@ -110,7 +109,7 @@ def reference_worker(forked: bool = False) -> Iterator[ReferenceWorker | None]:
 
 def _begin():
     """Set the worker up: it ends with its parent, leaves Ctrl-C to it, has one thread, and imports what tasks need."""
-    end_with_parent()
+    process_settings.end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICE)
     process_settings.keep_memory()
