@@ -18,6 +18,7 @@ from own_kernels import draw, found
 from processes import lives, wait_until
 from safetensors.torch import save_file
 
+from attention_check.checks.conduct import judged as of_conduct
 from attention_check.commands import reports
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
@@ -25,7 +26,6 @@ from attention_check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKern
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import of_conduct
 from attention_check.measure.capability import masks_by_default
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan

@@ -13,11 +13,11 @@ from in_a_folder import SDPA, command, normal, own_path, recorded, saved, writte
 from torch import nn
 
 from attention_check.adapters import OPTION_NAMES
+from attention_check.checks.conduct import judged as of_conduct
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.judge.tables import of_conduct
 from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
 from attention_check.measure.contract import contract
 from attention_check.probe.probe import Probe

@@ -5,8 +5,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from attention_check.checks.carry import LOST
 from attention_check.judge.findings import Judgement
-from attention_check.measure.carry import LOST
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
 from attention_check.plots.page_style import BLUE, DIM, PANEL, READABLE, RUST, panel

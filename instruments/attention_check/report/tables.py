@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from attention_check.checks.relations import RELATIONS, uncounted_breaks
+from attention_check.checks.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
-from attention_check.judge.tables import uncounted_breaks
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from attention_check.measure.measurements import Measurements
-from attention_check.measure.relations import RELATIONS
-from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from attention_check.report.labels import label, noted
 from fa_lib.kernels.rule import ALLOWED
 
