@@ -192,11 +192,12 @@ def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tens
     save_file(dict(zip("qkv", (x.bfloat16() for x in draw(64, 32)))), file)
     for name, code in (("replaces_softmax", 1), ("good", 0)):
         given = [STRANGERS[name]] if code else []
-        words, record = ("check", "kernel", stranger(name, *given), "--exit-code"), tmp_path / f"{name}.json"
-        done = command(*words, "--check", "strides")
+        kernel, record = stranger(name, *given), tmp_path / f"{name}.json"
+        done = command("check", "kernel", kernel, "--exit-code", "--check", "strides")
         assert done.exit_code == code and "strides: passes" in done.stdout, done.output
         assert f"conduct: {'FAILS: ' if code else 'passes'}" in done.stdout and ("torch.softmax" in done.stdout) == code
-        done = command(*words, "--tensors", file, "--out", tmp_path, "--json", record)
+        words = ("--kernel", kernel, "--exit-code", "--out", tmp_path, "--json", record)
+        done = command("check", "tensors", file, *words)
         assert done.exit_code == code, done.output
         failed = {one["what"] for one in json.loads(record.read_text())["findings"] if one["severity"] == "fails"}
         assert failed == ({"state"} if code else set())

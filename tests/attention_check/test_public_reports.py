@@ -186,7 +186,7 @@ def test_a_file_that_explain_takes_is_judged_by_check_and_what_is_left_to_explai
     o = kernels.as_shipped(q, k, v)
     beside = dict(o_ref=o, lse=torch.zeros(1, 2, 64), dO=o, dq=q, dk=k, dv=v)
     path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: x.contiguous().clone() for name, x in beside.items()})
-    cases = (("tensors", path), 1, "o_ref"), (("kernel", "flash", "--tensors", path), 0, "o_ref, lse, dq, dk, dv")
+    cases = (("tensors", path), 1, "o_ref"), (("tensors", path, "--kernel", "flash"), 0, "o_ref, lse, dq, dk, dv")
     for words, code, left in cases:
         done = command("check", *words, "--out", tmp_path, "--exit-code")
         told = f"Not judged here, though the file has it: {left}. `fa-lib explain` judges that."

@@ -18,7 +18,6 @@ from attention_check.checks.shapes import measure_shapes
 from attention_check.judge.findings import Severity
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.plan import QUICK, REPORT
-from attention_check.report.tables import by_relation
 from benchmarks import judge
 from benchmarks.mutants import masks
 from benchmarks.mutants.gradients import Altered, delta_forgotten
@@ -306,8 +305,6 @@ def test_the_block_that_a_gradient_is_summed_over_is_seen_from_outside(fmt):
         assert found[case]["problem"] == f"the sum is kept in {fmt} from one block of {block} to the next"
     (finding, _) = relations.judged(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt))
     assert finding.severity == Severity.REPORTED
-    page = by_relation(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt)).set_index("case")
-    assert not page.breaks.any() and page[fmt]["dV"] == "breaks: 7.2 of 2, not counted"
     wrong_factor = altered(**dict.fromkeys("qkv", lambda dx: 1.44 * dx))
     assert {row["outcome"] for row in relate(wrong_factor, "gradient_sums", fmt)} <= {"bitwise", "rounding"}
 
@@ -396,11 +393,6 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
     worst = found["constant_values"]
     assert worst.where["case"] == "V of each feature" and (worst.number, worst.limit) == (0.04, 0.008)
     assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
-    page = by_relation(table)
-    assert len(page) == 7
-    at = page.set_index("case").BF16
-    assert at["NaN in V"] == "NaN, not counted" and not page.set_index("case").breaks["NaN in V"]
-    assert at["V of each feature"] == "breaks: 0.04 of 0.008" and at["expanded heads"] == "no answer"
     kept = [row("powers_of_two", "2^4", "bitwise", 0.0)]
     (only,) = relations.judged(pd.DataFrame(kept))
     assert only.severity == Severity.PASSES and only.where == dict(held=1, of=1, not_asked=0)

@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from attention_check.measure.capability import ALL_CAPABILITIES, CAUSAL_FEWER, FEWER, Capabilities
+from attention_check.measure.capability import CAUSAL_FEWER, FEWER, Capabilities
 from attention_check.measure.plan import CheckPlan, of_one_query
 from attention_check.measure.reference_cache import ORDINARY
-from attention_check.measure.way import ONE_QUERY, USUAL, Way
+from attention_check.measure.way import ONE_QUERY, Way
 from fa_lib.kernels.kernel_ref import KernelRef
 
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
@@ -43,11 +43,6 @@ class CheckedKernel:
         if plan.arithmetic:  # Baseline's has no backward pass
             way = replace(way, able=replace(way.able, gradients=False))
         return cls(way, of_one_query(plan) if ONE_QUERY in way.conventions else plan, tuple(judged), device)
-
-    @classmethod
-    def likely(cls, kernel: KernelRef | Callable, plan: CheckPlan, device: str) -> "CheckedKernel":
-        """What it will be for most kernels, before it is known what this one can do."""
-        return cls(Way(kernel, (), pd.DataFrame(), USUAL[0], ALL_CAPABILITIES), plan, ("BF16", "FP16"), device)
 
     @property
     def kernel(self) -> KernelRef | str | Callable:

@@ -35,18 +35,12 @@ def examine(kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
     kernel = kernel if callable(kernel) else KernelRef.of(kernel)
-    prefetch(reference_tasks(CheckedKernel.likely(kernel, depth, device)))  # while it is seen what the kernel can do
     way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
     checked = CheckedKernel.of(way, depth, device)
     found = Measurements(way.conventions, way.asked, arithmetic=depth.arithmetic)
     if not checked.judged:
         return found
-    prefetch(reference_tasks(checked))
+    prefetch([*dict.fromkeys(task for tasks in TASKS for task in tasks(checked))])
     for name, measured in MEASURED.items():
         found = replace(found, **{name: measured(checked, found)})
     return found
-
-
-def reference_tasks(checked: CheckedKernel) -> list[tuple]:
-    """List the reference values that the tables of most kernels `compute`, each once, in their order."""
-    return [*dict.fromkeys(task for tasks in TASKS for task in tasks(checked))]

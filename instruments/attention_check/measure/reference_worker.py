@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,34 +20,18 @@ import torch
 from fa_lib.execution import process_settings
 
 NICE = 10  # the kernel that is judged goes first
-EXAMINE = "attention_check.measure.examine"
+TASKS_OF = "attention_check.measure.examine"  # imports what tasks need
 
 
 class ReferenceWorker:
-    """A process that computes tasks ahead; it begins to import when it is made.
+    """A process that computes tasks ahead. futures: task -> what it has computed, or will."""
 
-    Args:
-        forked: it has what this process has imported. That needs a process in which torch has computed nothing yet:
-            torch's threads do not survive a fork, nor does its backward pass.
-    """
-
-    def __init__(self, forked: bool = False):
+    def __init__(self):
         before = {*multiprocessing.active_children()}
-        self.futures: dict[tuple, Future | None] = {}
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork" if forked else "spawn"), _begin)
-        self.ready = self.submit(os.getpid)
+        self.futures: dict[tuple, Future] = {}
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
+        self.pool.submit(os.getpid)  # it begins now
         self.processes = {*multiprocessing.active_children()} - before
-
-    def submit(self, fn: Callable, *given: Any) -> Future | None:
-        """Compute fn(*given) after all that was asked for before; None: the process has ended."""
-        with suppress(BrokenExecutor):
-            return self.pool.submit(_pickled, fn, *given)
-
-    def prefetch(self, tasks: Sequence[tuple]) -> None:
-        """As `prefetch`. Earlier tasks that are not among them are dropped."""
-        wanted = {*tasks}
-        kept = {task: each for task, each in self.futures.items() if task in wanted or not (each and each.cancel())}
-        self.futures = kept | {task: self.submit(*task) for task in reversed(tasks) if task not in kept}
 
     def close(self) -> None:
         """End the process."""
@@ -63,13 +46,11 @@ _WORKER: ContextVar[ReferenceWorker | None] = ContextVar("reference worker", def
 def compute(fn: Callable, *given: Any) -> Any:
     """Return fn(*given), computed here where no worker has begun with it."""
     worker = _WORKER.get()
-    return _result(worker.futures.get((fn, *given)) if worker else None, fn, *given)
-
-
-def begin(fn: Callable, *given: Any) -> Callable[[], Any]:
-    """Have the worker, if there is one, compute fn(*given). Return a function that gives the result, as `compute`."""
-    worker = _WORKER.get()
-    return partial(_result, worker.submit(fn, *given) if worker else None, fn, *given)
+    future = worker.futures.get((fn, *given)) if worker else None
+    try:
+        return fn(*given) if future is None or future.cancel() else pickle.loads(future.result())
+    except BrokenExecutor:
+        return fn(*given)
 
 
 def prefetch(tasks: Sequence[tuple]) -> None:
@@ -80,25 +61,22 @@ def prefetch(tasks: Sequence[tuple]) -> None:
             pickle can send and a dict can have as keys.
     """
     if worker := _WORKER.get():
-        worker.prefetch(tasks)
+        with suppress(BrokenExecutor):
+            for task in reversed(tasks):
+                worker.futures[task] = worker.pool.submit(_pickled, *task)
 
 
 @contextmanager
-def reference_worker(forked: bool = False) -> Iterator[ReferenceWorker | None]:
+def reference_worker() -> Iterator[ReferenceWorker | None]:
     """Inside there is a worker; where there is no second core there is none.
 
     It is for a command, whose process has torch's own settings: the worker does not know of others. Both compute on one
     thread (`calls.judged_by_one_thread`), so that their bits are the same.
-
-    Args:
-        forked: as of ReferenceWorker.
     """
     if os.name != "posix" or _cores() < 2:
         yield None
         return
-    if forked:
-        importlib.import_module(EXAMINE)
-    worker = ReferenceWorker(forked)
+    worker = ReferenceWorker()
     token = _WORKER.set(worker)
     try:
         yield worker
@@ -114,14 +92,7 @@ def _begin():
     os.nice(NICE)
     process_settings.keep_memory()
     torch.set_num_threads(1)
-    importlib.import_module(EXAMINE)
-
-
-def _result(future, fn, *given):
-    try:
-        return fn(*given) if future is None or future.cancel() else pickle.loads(future.result())
-    except BrokenExecutor:
-        return fn(*given)
+    importlib.import_module(TASKS_OF)
 
 
 def _pickled(fn, *given):

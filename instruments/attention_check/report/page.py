@@ -47,13 +47,13 @@ class Report:
 
 
 def write_report(
-    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure | str]",
+    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure]",
     tables: Iterable[tuple[str, pd.DataFrame]], about: Mapping[str, Any], settings: Mapping[str, Any],
 ) -> Report:  # fmt: skip
     """Write the tables, the record and the page of a judgement.
 
     Args:
-        sections: tables of the page. panels: key of `pictures.PICTURES` -> figure, or what `picture` made of it.
+        sections: tables of the page. panels: key of `pictures.PICTURES` -> figure.
         tables: name -> table, for a CSV file each. about: name -> value, for the heading: kernel, versions, date.
         settings: name -> value, for the end, and for the record.
     """
@@ -64,7 +64,7 @@ def write_report(
 
 
 def page(
-    judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure | str] | None" = None,
+    judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure] | None" = None,
     about: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """The page of a judgement; arguments as of `write_report`."""
@@ -75,7 +75,7 @@ def page(
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
         groups=[(severity.value, sentences.HEADINGS[severity], sentences.folded(group))
                 for severity, group in groups.items()],
-        pictures=[dict(key=key, png=figure if isinstance(figure, str) else picture(figure), words=PICTURES[key])
+        pictures=[dict(key=key, png=picture(figure), words=PICTURES[key])
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about or {}), settings=_texts(settings or {}),
     )  # fmt: skip

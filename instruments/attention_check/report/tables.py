@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attention_check.checks.relations import RELATIONS, uncounted_breaks
-from attention_check.checks.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
@@ -17,10 +15,6 @@ from attention_check.report.labels import label, noted
 from fa_lib.kernels.rule import ALLOWED
 
 BROKE = "breaks"  # the column
-RELATED = {
-    BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer",
-    CONVENTION: "a convention",
-}  # fmt: skip
 OUTCOMES = {
     Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not called",
@@ -82,10 +76,6 @@ def kernel_sections(found: Measurements) -> list[Section]:
             "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
             "which are reported, and counted only where they are wrong by more than 20 %.",
         ),
-        Section(
-            "Relations that every kernel should keep", by_relation(found.relations),
-            "How far two answers are apart, and how far two right ones may be (docs/reference/checks.md).",
-        ),
     ]  # fmt: skip
 
 
@@ -139,25 +129,6 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     outputs = calls.assign(beyond=beyond)[calls.tensor == "o"].set_index(index)
     broke = (outputs.beyond | outputs.outcome.isin(FAULTS)).reindex(wide.index)
     return gravest_first(_index_last(wide, broke).rename(columns=COLUMNS), outputs.ratio.reindex(wide.index).to_numpy())
-
-
-def by_relation(related: pd.DataFrame) -> pd.DataFrame:
-    """A table of `relate`: a line for each case that was asked, a column for each format."""
-    answered = related[related.outcome != NOT_ASKED] if len(related) else related
-    if not len(answered):
-        return answered
-    says = answered.key.map(lambda key: RELATIONS[key].says)
-    distances = ": " + answered.number.map("{:.2g}".format) + " of " + answered.limit.map("{:.2g}".format)
-    cells = answered.outcome.map(RELATED) + distances.where(answered.outcome.isin((ROUNDING, BREAKS)), "")
-    uncounted = uncounted_breaks(answered)
-    cells = cells.mask(uncounted, cells.mask(answered.number.isna(), "NaN") + ", not counted")
-    rows = answered.assign(told=cells, **{"what must hold": says})
-    index = ["what must hold", "case"]
-    wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
-    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~uncounted).groupby([rows[name] for name in index]).any()
-    equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
-    order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
-    return gravest_first(_index_last(wide.loc[order], broke.loc[order]), 1.0 - equal.loc[order].to_numpy())
 
 
 def _index_last(wide, broke):

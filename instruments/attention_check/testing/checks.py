@@ -275,8 +275,9 @@ def check_named(kernel: KernelRef | str, names: Sequence[str], timeout: float = 
     with isolated(KernelRef.of(kernel), timeout) as subject:
         wait(subject)
         found = {check: result_of(check, subject) for check in checks}
-        apart = dict(conduct=result(conduct.judged(subject.fn.conduct()))) if isinstance(subject.fn, IsolatedKernel) else {}
-        return found | apart
+        if isinstance(fn := subject.fn, IsolatedKernel):
+            found["conduct"] = result(conduct.judged(fn.conduct()))
+        return found
 
 
 def failed(results: Mapping[str, Result]) -> bool | None:
