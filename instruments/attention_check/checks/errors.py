@@ -24,6 +24,7 @@ from attention_check.measure.draws import (
 )
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import (
+    ORDINARY,
     TROUBLE,
     WORST,
     Inputs,
@@ -124,7 +125,7 @@ def _lengths(checked) -> tuple[list[Inputs], list[int]]:
     inputs = []
     for n, seed in settings:
         queries = (*checked.queries, None) if n <= plan.square else checked.queries
-        inputs += _drawn(checked, checked.distributions, n, queries, range(seed, seed + 1))
+        inputs += _drawn(checked, ORDINARY, n, queries, range(seed, seed + 1))
     size = len(checked.judged)
     blocks = [range(start, start + size) for start in range(0, len(inputs), size)]
     if plan.drawn_seed is not None:

@@ -10,8 +10,7 @@ from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, CheckPlan
-from attention_check.report.about import circumstances, package_of
-from attention_check.report.page import Report, write_report
+from attention_check.report.page import Report, circumstances, package_of, write_report
 from attention_check.report.page_files import PageFiles
 from attention_check.report.tables import kernel_sections
 from fa_lib.execution.lookup import lookup

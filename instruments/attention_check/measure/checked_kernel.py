@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from attention_check.measure.capability import CAUSAL_FEWER, FEWER, Capabilities
 from attention_check.measure.plan import CheckPlan, of_one_query
-from attention_check.measure.reference_cache import ORDINARY
 from attention_check.measure.way import ONE_QUERY, Way
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -24,14 +23,13 @@ class CheckedKernel:
         way: how it is called, and what it can do.
         plan: how thoroughly it is checked.
         judged: the formats that its errors are judged in: BF16 and FP16, else FP32; none where it has none of them.
-        device: torch's. distributions: of the inputs over lengths. kept: tables that several checks share.
+        device: torch's. kept: tables that several checks share.
     """
 
     way: Way
     plan: CheckPlan
     judged: tuple[str, ...]
     device: str = "cpu"
-    distributions: Sequence[str] = ORDINARY
     kept: dict[tuple, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

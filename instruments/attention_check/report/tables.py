@@ -20,9 +20,6 @@ OUTCOMES = {
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not called",
 }  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
-TROUBLES = dict(
-    failed="launch failed", access="out of bounds", unwritten="unwritten read", race="race", other="another fault",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,6 @@ def kernel_sections(found: Measurements) -> list[Section]:
     """The tables of a kernel's page: those that have more than their findings say. All of them are CSV files."""
     return [
         Section("What it can do", by_call(found.asked)),
-        Section(
-            "On the GPU", by_launch(found.launches),
-            "In all calls but those that ended its process. An unwritten read is a fault if the output depends "
-            "on it. Races are looked for in one small call. The grid is the largest; block, shared memory, registers "
-            "of a thread and blocks of a multiprocessor are of the launch with the most shared memory.",
-        ),
         Section(
             "How far it is from the golden value", by_length(found.lengths),
             "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
@@ -135,40 +126,6 @@ def _index_last(wide, broke):
     """A table of texts with BROKE in front, and its index as the last columns."""
     front = wide.assign(**{BROKE: broke}).rename_axis(columns=None).reset_index()
     return front[[BROKE, *wide.columns, *wide.index.names]]
-
-
-def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
-    """A table of `isolated_kernel.IsolatedKernel.launches`; of the troubles that are rare, those that were."""
-    if not len(launches):
-        return launches
-    rows = launches.sort_values("launches", ascending=False, kind="stable")
-    counts, rare = {"registers": rows.registers, "resident blocks": rows.resident}, rows.other.map(bool).any()
-    return pd.DataFrame({
-        "kernel": rows.kernel, "launches": rows.launches.map("{:,}".format),
-        **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},
-        "largest grid": rows.grid.map(_sizes), "block": rows.block.map(_sizes),
-        "shared memory (bytes)": [_shared(*bytes_) for bytes_ in zip(rows.static, rows.dynamic, rows.limit)],
-        **{name: [_count(x) for x in values] for name, values in counts.items() if values.notna().any()},
-    })  # fmt: skip
-
-
-def _count(number):
-    return f"{number:,.0f}" if number and pd.notna(number) else "–"
-
-
-def _sizes(sizes):
-    """ "128 × 2", without the ones at the end."""
-    kept = [size for at, size in enumerate(sizes) if not at or any(more > 1 for more in sizes[at:])]
-    return " × ".join(map(_count, kept))
-
-
-def _shared(static, dynamic, limit):
-    parts = [f"{size:,} {kind}" for size, kind in ((static, "static"), (dynamic, "dynamic")) if size]
-    return f"{' + '.join(parts) or '0'} of {limit:,}"
-
-
-def _troubled(where):
-    return "not watched" if pd.isna(where) else f"yes, {where}" if where else "no"
 
 
 def number_text(value):

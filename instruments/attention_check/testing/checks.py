@@ -80,14 +80,13 @@ class NamedCheck:
 
     Attributes:
         of: keys of `judge.tables.CHECKS`, which judge it.
-        plan: what is measured otherwise than in PLAN. distributions: of `lengths`.
+        plan: what is measured otherwise than in PLAN.
         rows: which rows of the first table are judged. lacking: what the kernel lacks where there are none.
         counts: whether a finding is this check's.
     """
 
     of: Sequence[str]
     plan: Mapping[str, Any] = field(default_factory=dict)
-    distributions: Sequence[str] = ORDINARY
     rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
     lacking: str = "the kernel lacks what this check needs"
     counts: Callable[[Finding], bool] = lambda finding: True
@@ -99,11 +98,11 @@ class NamedCheck:
 
     def measure(self, checked: CheckedKernel) -> Measurements | Result:
         """Measure the tables; a Result where the kernel lacks what they are of."""
-        narrow = replace(checked, plan=replace(PLAN, **self.plan), distributions=self.distributions)
+        narrow = replace(checked, plan=replace(PLAN, **self.plan))
         found = Measurements(asked=checked.way.asked, kernel="the kernel")
         for name in self.tables:
             if measured := MEASURED.get(name):
-                key = (name, narrow.plan, self.distributions)
+                key = (name, narrow.plan)
                 if key not in checked.kept:
                     checked.kept[key] = measured(narrow, found)
                 found = replace(found, **{name: checked.kept[key]})
@@ -194,7 +193,11 @@ def _name(kind: str, subject: str) -> str:
 
 
 CHECKS: dict[str, NamedCheck] = {
-    **{f"error_{name}": NamedCheck(("error", "problem"), distributions=(name,)) for name in ORDINARY},
+    **{
+        f"error_{name}": NamedCheck(
+            ("error", "problem"), rows=lambda table, name=name: table[table.distribution == name],
+        ) for name in ORDINARY
+    },
     **{
         _name("rule", shape): NamedCheck(
             ("rule",), dict(shapes=(shape,)), rows=lambda table: table[table.tensor == "o"],
