@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from multiprocessing import resource_tracker
 
@@ -95,18 +95,20 @@ def test_it_ends_when_the_command_is_killed(tmp_path):
 
 
 def test_tables_have_the_same_bits_with_and_without_it(worker, monkeypatch):
-    def all_of_it(tasks):
-        prefetch(tasks)
-        wait(worker.futures.values(), 240)
+    submit, taken = worker.pool.submit, []
 
-    taken = []
-    monkeypatch.setattr("attention_check.measure.examine.prefetch", all_of_it)
+    def at_once(*task):
+        future = submit(*task)
+        wait([future], 240)
+        return future
+
+    monkeypatch.setattr(worker.pool, "submit", at_once)
     monkeypatch.setattr(module.pickle, "loads", lambda x, loads=module.pickle.loads: taken.append(x) or loads(x))
     with judged_by_one_thread():
         ahead = examine("flash", TINY)
     assert len(taken) >= len(worker.futures) > 1, "each is asked for, and was done there"
     worker.futures.clear()
-    monkeypatch.setattr("attention_check.measure.examine.prefetch", lambda tasks: None)
+    monkeypatch.setattr(worker.pool, "submit", lambda *task: Future())  # one that never begins
     with judged_by_one_thread():
         here = examine("flash", TINY)
     for (name, table), (_, other) in zip(ahead.items(), here.items()):

@@ -14,7 +14,7 @@ from attention_check.measure.closeness import BoundCheck, WorstCall
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import ROUNDINGS
 from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.reference_worker import compute
+from attention_check.measure.reference_worker import compute, prefetch
 from attention_check.tolerance import Tolerance, tolerance
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -41,7 +41,9 @@ def bounds(
         where the kernel gave nothing that is finite.
     """
     fn, furthest = kernel_fn(kernel, able.causal), WorstCall()
-    for inputs in bounded_inputs(judged, n, seed, head_dim, device, able):
+    bounded = _bounded_inputs(judged, n, seed, head_dim, device, able)
+    prefetch([(tolerance_of, each) for each in bounded])
+    for inputs in bounded:
         answer = call_kernel(fn, *inputs.tensors())
         if answer.outcome == Outcome.ANSWERED:
             about, (tensors, options) = compute(tolerance_of, inputs), _bounded(inputs)
@@ -51,7 +53,7 @@ def bounds(
     return furthest.table()
 
 
-def bounded_inputs(judged: str, n: int, seed: int, head_dim: int, device: str, able: Capabilities) -> list[Inputs]:
+def _bounded_inputs(judged, n, seed, head_dim, device, able) -> list[Inputs]:
     """The Inputs of `bounds`, in its order."""
     return [
         Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
@@ -80,14 +82,6 @@ def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
         for fmt in checked.judged if not checked.plan.arithmetic
     ]  # fmt: skip
     return checked.table(bounds, settings, able=checked.able, **checked.call)
-
-
-def tasks(checked: "CheckedKernel") -> Iterator[tuple]:
-    """Yield what `measured` will `compute`, in its order."""
-    plan, head_dim = checked.plan, checked.way.head_dim
-    for fmt in () if plan.arithmetic else checked.judged:
-        for each in bounded_inputs(fmt, plan.troubled_n, plan.first_seed, head_dim, checked.device, checked.able):
-            yield tolerance_of, each
 
 
 def judged(close: pd.DataFrame, kernel: str) -> Iterator[Finding]:

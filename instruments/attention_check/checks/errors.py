@@ -26,21 +26,19 @@ from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import (
     ORDINARY,
     TROUBLE,
-    WORST,
     Inputs,
     bias_away_from_zero,
     bits,
     fitted,
     reference_values,
 )
-from attention_check.measure.reference_worker import compute
+from attention_check.measure.reference_worker import compute, prefetch
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
-from fa_lib.theory.worst_inputs import worst_inputs
 
 if TYPE_CHECKING:
     from attention_check.measure.checked_kernel import CheckedKernel
@@ -113,6 +111,7 @@ def on_trouble(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
 
 
 def _measured(checked, inputs: Sequence[Inputs]) -> pd.DataFrame:
+    prefetch([(reference_values, each) for each in inputs])
     return checked.table(measure, [dict(inputs=each) for each in inputs], kernel=checked.kernel)
 
 
@@ -155,26 +154,6 @@ def inputs_of(row: pd.Series) -> Inputs:
     settings: dict[str, Any] = {name: int(row[name]) for name in ("n", "seed", "head_dim")}
     settings |= dict(causal=bool(row.causal), device=row.device, arithmetic=row.arithmetic)
     return Inputs(row.fmt, row.distribution, queries=int(row.queries) if row.queries < row.n else None, **settings)
-
-
-def tasks_over_lengths(checked: "CheckedKernel") -> Iterator[tuple]:
-    """Yield what `over_lengths` will `compute`, in its order: of further draws those of normal inputs, since uniform
-    ones decide at once."""
-    plan, (inputs, order) = checked.plan, _lengths(checked)
-    for i in sorted(order, key=lambda i: inputs[i].n not in plan.lengths):  # stable
-        yield reference_values, inputs[i]
-    normal = [each for each in inputs if each.n in plan.lengths and each.distribution == "normal"]
-    for i in range(1, plan.seeds):
-        for each in normal:
-            yield reference_values, replace(each, seed=each.seed + i)
-
-
-def tasks_on_trouble(checked: "CheckedKernel") -> Iterator[tuple]:
-    """Yield what `on_trouble` will `compute`, in its order."""
-    for each in _troubled(checked, min(BIAS_DRAWS, checked.plan.bias_seeds)):
-        if each.distribution == WORST:  # they are searched for, before anything is computed on them
-            yield worst_inputs, each.n, each.seed, each.head_dim
-        yield reference_values, each
 
 
 def growth(lengths: pd.DataFrame) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, PAST_THE_END, Capabilities, crashed, kernel_fn
 from attention_check.measure.draws import OF_SHAPES, redraw_failures, worst_draws
 from attention_check.measure.measurements import Measurements
-from attention_check.measure.reference_worker import compute
+from attention_check.measure.reference_worker import compute, prefetch
 from attention_check.measure.wrong_answers import FAR, furthest
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
@@ -79,36 +79,28 @@ def _calls(checked):
 
 def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
     """Measure errors over shapes and masks: rows of `measure_shapes`."""
-    fixed: dict[str, Any] = dict(distribution="normal", arithmetic=checked.plan.arithmetic)
-    fixed |= dict(kernel=checked.kernel, device=checked.device)
+    calls, able = _calls(checked), checked.able
+    case: dict[str, Any] = dict(distribution="normal", device=checked.device, arithmetic=checked.plan.arithmetic)
+    prefetch([(exact_of, Ruled(**each, gradients=able.gradients, **case)) for each in calls])
 
     def redrawn(call, seeds):
         own = dict(shape=call["shape"], head_dim=int(call.head_dim), fmt=call.fmt)
-        able = replace(checked.able, gradients=False)
-        return checked.table(measure_shapes, [own | dict(seed=seed) for seed in seeds], able=able, **fixed)
+        outputs = dict(able=replace(able, gradients=False), kernel=checked.kernel)
+        return checked.table(measure_shapes, [own | dict(seed=seed) for seed in seeds], **outputs, **case)
 
-    table = checked.table(measure_shapes, _calls(checked), able=checked.able, **fixed)
+    table = checked.table(measure_shapes, calls, able=able, kernel=checked.kernel, **case)
     if not len(table):
         return table
     outputs, others = table[table.tensor == "o"], table[table.tensor != "o"]
     table = pd.concat([redraw_failures(outputs, OF_SHAPES, ALLOWED["o"], redrawn), others], ignore_index=True)
     asked = checked.way.asked
     answered = {*asked.asked[asked.outcome == Outcome.ANSWERED]}
-    calls = {shape: CALLS[shape] for shape in table["shape"].unique()}
     takes = table["shape"].map({
         shape: {*call.options, *(["gqa"] if call.heads != call.kv_heads else [])} <= answered
-        for shape, call in calls.items()
+        for shape, call in CALLS.items()
     })  # fmt: skip
     outcome = table.outcome.mask(takes & table.problem.map(crashed), Outcome.MALFORMED)
     return table.assign(outcome=outcome.mask(~takes & table.problem.str.contains(PAST_THE_END), Outcome.REFUSED))
-
-
-def tasks(checked: "CheckedKernel") -> Iterator[tuple]:
-    """Yield what `measured` will `compute`, in its order: with gradients, which some kernels lack."""
-    call: dict[str, Any] = dict(distribution="normal", device=checked.device, arithmetic=checked.plan.arithmetic)
-    call |= dict(gradients=checked.able.gradients and not checked.plan.arithmetic)
-    for each in _calls(checked):
-        yield exact_of, Ruled(**each, **call)
 
 
 def judged(shapes: pd.DataFrame) -> Iterator[Finding]:

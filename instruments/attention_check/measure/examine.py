@@ -9,7 +9,6 @@ from attention_check.checks import bounds, carry, errors, relations, repeats, ro
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
-from attention_check.measure.reference_worker import prefetch
 from attention_check.measure.way import way_of
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -18,7 +17,6 @@ MEASURED = {  # table of Measurements -> what measures it, in their order
     "bounds": bounds.measured, "splits": splits.measured, "repeats": repeats.measured, "relations": relations.measured,
     "rounding": rounding_mode.measured,
 }  # fmt: skip
-TASKS = (errors.tasks_over_lengths, shapes.tasks, errors.tasks_on_trouble, bounds.tasks)  # what these `compute`
 
 
 def examine(kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device: str = "cpu") -> Measurements:
@@ -40,7 +38,6 @@ def examine(kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device
     found = Measurements(way.conventions, way.asked, arithmetic=depth.arithmetic)
     if not checked.judged:
         return found
-    prefetch([*dict.fromkeys(task for tasks in TASKS for task in tasks(checked))])
     for name, measured in MEASURED.items():
         found = replace(found, **{name: measured(checked, found)})
     return found

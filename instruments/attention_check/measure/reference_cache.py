@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.low_bits import baseline_in
-from attention_check.measure.reference_worker import compute
 from fa_lib import kernels
 from fa_lib.kernels.equal_maxima import draw_maxima
 from fa_lib.kernels.inputs import DISTRIBUTIONS, draw
@@ -94,7 +93,7 @@ def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: in
     """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim), float64, of a name of `inputs.DISTRIBUTIONS`,
     or of BIASED or WORST, which have one head and as many queries as keys."""
     if distribution == WORST:
-        return compute(worst_inputs, n, seed, head_dim)
+        return worst_inputs(n, seed, head_dim)
     if distribution == BIASED:
         return draw_maxima(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
     return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))

@@ -57,12 +57,12 @@ def prefetch(tasks: Sequence[tuple]) -> None:
     """Have tasks computed by the worker, if there is one.
 
     Args:
-        tasks: (fn, *given), each once, in the order in which `compute` will be asked for them; all of them values that
-            pickle can send and a dict can have as keys.
+        tasks: (fn, *given), in the order in which `compute` will be asked for them; all of them values that pickle can
+            send and a dict can have as keys.
     """
     if worker := _WORKER.get():
         with suppress(BrokenExecutor):
-            for task in reversed(tasks):
+            for task in reversed([task for task in tasks if task not in worker.futures]):
                 worker.futures[task] = worker.pool.submit(_pickled, *task)
 
 

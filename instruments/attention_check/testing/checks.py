@@ -15,21 +15,7 @@ from attention_check.isolation.isolated_kernel import LIMIT_S, IsolatedKernel, i
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge import kernel as page
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.measure.capability import (
-    CAPABILITIES,
-    CAUSAL_FEWER,
-    CAUSAL_ONE,
-    FORMATS,
-    GRADIENTS,
-    GRADIENTS_AT,
-    GRADIENTS_WITH,
-    HEAD_DIM,
-    HEAD_DIMS,
-    LARGE,
-    LARGE_CAPPED,
-    SINKS_GRADIENT,
-    UNMASKED,
-)
+from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE, QUESTIONS, UNMASKED
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.contract import OTHER_LAYOUT
 from attention_check.measure.examine import MEASURED
@@ -48,16 +34,6 @@ PLAN = CheckPlan(
 )
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
 UNSEEN = ("carry", "problem")  # findings that say, where they do not count, why nothing was seen
-ANSWERS = (  # (asked, dim) of `contract`
-    *((f"{fmt}", 0) for fmt in FORMATS),
-    *((each.key, each.call.head_dim or 0 if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
-    (LARGE.key, 0),
-    (LARGE_CAPPED.key, 0),
-    (GRADIENTS, 0),
-    *((GRADIENTS_AT, d) for d in HEAD_DIMS),
-    *((asked, 0) for asked in GRADIENTS_WITH.values()),
-    (SINKS_GRADIENT, 0),
-)
 
 
 @dataclass(frozen=True)
@@ -229,7 +205,7 @@ CHECKS: dict[str, NamedCheck] = {
             rows=lambda table, asked=asked, dim=dim: table[
                 table.asked.str.split(" in ").str[0].replace(UNMASKED, "causal").eq(asked) & (table.dim == dim)
             ],
-        ) for asked, dim in ANSWERS
+        ) for asked, dim in QUESTIONS
     },
     **{
         key: NamedCheck(
