@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -84,4 +85,16 @@ def _settle(expected):
         raise RuntimeError(f"worker: it imports {PACKAGE} and not {expected}; start it from another folder")
     torch.set_num_threads(1)
     process_settings.keep_memory()
-    process_settings.end_with_parent()
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """End this process, a worker, when the process that started it has ended, even by SIGKILL."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+
+    def follow():
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

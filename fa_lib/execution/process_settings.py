@@ -16,9 +16,7 @@ they hold, again and again, and find none: a fifth of the seconds in which a com
 
 import ctypes
 import gc
-import multiprocessing
 import os
-import threading
 from contextlib import suppress
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -56,15 +54,3 @@ def give_back() -> None:
     """Return the memory that this process keeps and does not use; nothing happens where the C library is not glibc."""
     with suppress(*NO_GLIBC):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def end_with_parent() -> None:
-    """End this process, a worker, when the process that started it has ended, even by SIGKILL."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # this is a worker
-
-    def follow():
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from torch import Tensor
 
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
@@ -14,8 +15,6 @@ from attention_check.measure.closeness import BoundCheck, WorstCall
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import ROUNDINGS
 from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.reference_worker import compute, prefetch
-from attention_check.tolerance import Tolerance, tolerance
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -41,33 +40,19 @@ def bounds(
         where the kernel gave nothing that is finite.
     """
     fn, furthest = kernel_fn(kernel, able.causal), WorstCall()
-    bounded = _bounded_inputs(judged, n, seed, head_dim, device, able)
-    prefetch([(tolerance_of, each) for each in bounded])
-    for inputs in bounded:
+    for distribution in DISTRIBUTIONS:
+        if distribution == UNEVEN and able.causal and able.top_left:
+            continue
+        inputs = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
         answer = call_kernel(fn, *inputs.tensors())
         if answer.outcome == Outcome.ANSWERED:
-            about, (tensors, options) = compute(tolerance_of, inputs), _bounded(inputs)
-            o = answer.output[..., inputs.rows(BOUNDED).to(device), :]
-            check = BoundCheck.of(o, *tensors, options, about)  # pyright: ignore
-            furthest.add(check, distribution=inputs.distribution)
+            tensors, options = _bounded(inputs)
+            check = BoundCheck.of(answer.output[..., inputs.rows(BOUNDED).to(device), :], *tensors, options)
+            furthest.add(check, distribution=distribution)
     return furthest.table()
 
 
-def _bounded_inputs(judged, n, seed, head_dim, device, able) -> list[Inputs]:
-    """The Inputs of `bounds`, in its order."""
-    return [
-        Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
-        for distribution in DISTRIBUTIONS if distribution != UNEVEN or not (able.causal and able.top_left)
-    ]  # fmt: skip
-
-
-def tolerance_of(inputs: Inputs) -> Tolerance:
-    """The tolerance of a kernel that carries FP32, of BOUNDED rows of some Inputs."""
-    tensors, options = _bounded(inputs)
-    return tolerance(*tensors, precision=inputs.fmt, **options)
-
-
-def _bounded(inputs) -> tuple[tuple, dict[str, Any]]:
+def _bounded(inputs) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     """The tensors and options of a call of these rows alone."""
     (q, k, v), rows = inputs.tensors(), inputs.rows(BOUNDED)
     if len(rows) == q.shape[-2]:

@@ -32,7 +32,6 @@ from attention_check.measure.reference_cache import (
     fitted,
     reference_values,
 )
-from attention_check.measure.reference_worker import compute, prefetch
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED
@@ -57,7 +56,7 @@ def measure(kernel: KernelRef | str | Callable, inputs: Inputs) -> dict[str, Any
         numbers are NaN.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
-    reference = compute(reference_values, inputs)
+    reference = reference_values(inputs)
     golden, (base_max, base_rmse, base_bias) = reference["golden"], reference["baseline"].tolist()
     answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
     numbers = dict.fromkeys(NUMBERS, math.nan)
@@ -111,7 +110,6 @@ def on_trouble(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
 
 
 def _measured(checked, inputs: Sequence[Inputs]) -> pd.DataFrame:
-    prefetch([(reference_values, each) for each in inputs])
     return checked.table(measure, [dict(inputs=each) for each in inputs], kernel=checked.kernel)
 
 

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from torch import Tensor
 
 from attention_check.checks.errors import chance
 from attention_check.conventions.low_bits import baseline_in
@@ -16,25 +15,12 @@ from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, PAST_THE_END, Capabilities, crashed, kernel_fn
 from attention_check.measure.draws import OF_SHAPES, redraw_failures, worst_draws
 from attention_check.measure.measurements import Measurements
-from attention_check.measure.reference_worker import compute, prefetch
 from attention_check.measure.wrong_answers import FAR, furthest
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
 
 if TYPE_CHECKING:
     from attention_check.measure.checked_kernel import CheckedKernel
-
-
-@dataclass(frozen=True)
-class Ruled(Case):
-    """A Case, and the arithmetic of Baseline, as of `low_bits.baseline_in`."""
-
-    arithmetic: str = ""
-
-
-def exact_of(case: Ruled) -> dict[str, Tensor]:
-    """`rule.exact` of a Case, with the errors of its Baseline."""
-    return exact(case, baseline_in(case.arithmetic, case.fmt))
 
 
 def measure_shapes(
@@ -49,9 +35,9 @@ def measure_shapes(
     """
     fn, found = with_kernel_errors(kernel_fn(kernel, able.causal)), []
     for gradients in (True, False) if able.gradients else (False,):
-        case = Ruled(shape, head_dim, distribution, fmt, seed, gradients, device, arithmetic)
+        case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
         try:
-            rows = rule_rows(fn, case, compute(exact_of, case))
+            rows = rule_rows(fn, case, exact(case, baseline_in(arithmetic, fmt)))
             return found + [row | dict(kernel=in_table(kernel), outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
             failed = dict(ratio=math.nan, passed=None, outcome=error.outcome, problem=str(error))
@@ -70,25 +56,20 @@ def calls_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[
     ]  # fmt: skip
 
 
-def _calls(checked):
-    """List the calls of the plan's shapes that the kernel has."""
-    plan, causal = checked.plan, checked.able.causal
-    shapes = [shape for shape in plan.shapes if CALLS[shape].options.get("causal") or not causal]
-    return calls_of(shapes, sorted({checked.way.head_dim, *plan.head_dims}), checked.judged, plan.first_seed)
-
-
 def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
     """Measure errors over shapes and masks: rows of `measure_shapes`."""
-    calls, able = _calls(checked), checked.able
-    case: dict[str, Any] = dict(distribution="normal", device=checked.device, arithmetic=checked.plan.arithmetic)
-    prefetch([(exact_of, Ruled(**each, gradients=able.gradients, **case)) for each in calls])
+    fixed: dict[str, Any] = dict(distribution="normal", device=checked.device, arithmetic=checked.plan.arithmetic)
+    fixed |= dict(kernel=checked.kernel)
 
     def redrawn(call, seeds):
         own = dict(shape=call["shape"], head_dim=int(call.head_dim), fmt=call.fmt)
-        outputs = dict(able=replace(able, gradients=False), kernel=checked.kernel)
-        return checked.table(measure_shapes, [own | dict(seed=seed) for seed in seeds], **outputs, **case)
+        able = replace(checked.able, gradients=False)
+        return checked.table(measure_shapes, [own | dict(seed=seed) for seed in seeds], able=able, **fixed)
 
-    table = checked.table(measure_shapes, calls, able=able, kernel=checked.kernel, **case)
+    plan, causal = checked.plan, checked.able.causal
+    shapes = [shape for shape in plan.shapes if CALLS[shape].options.get("causal") or not causal]
+    calls = calls_of(shapes, sorted({checked.way.head_dim, *plan.head_dims}), checked.judged, plan.first_seed)
+    table = checked.table(measure_shapes, calls, able=checked.able, **fixed)
     if not len(table):
         return table
     outputs, others = table[table.tensor == "o"], table[table.tensor != "o"]

@@ -17,7 +17,6 @@ from attention_check.measure.draws import OF_LENGTHS, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import EXPLAINED, explained_share
 from attention_check.measure.reference_cache import Inputs, reference_values
-from attention_check.measure.reference_worker import compute
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import FP64, Format, FormatLike
@@ -66,7 +65,7 @@ def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: b
         of `mistakes.explained_share`.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
-    reference = compute(reference_values, inputs)
+    reference = reference_values(inputs)
     golden, baseline = reference["golden"], reference["baseline"][0].item()
     answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
     emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()

@@ -1,7 +1,6 @@
 """`fa-lib check`: a kernel, captured tensors, a model."""
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -170,7 +169,6 @@ def check_kernel(
     """
     with exit_on_error(json_file):
         from attention_check.isolation.isolated_kernel import isolated
-        from attention_check.measure.reference_worker import reference_worker
         from attention_check.report.page_files import PageFiles
         from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -183,8 +181,7 @@ def check_kernel(
                 json_file = PageFiles.of(out, ref.label).page.with_suffix(".checks.json")
             return _run_checks(ref, check, json_file, exit_code, device, timeout)
         PageFiles.of(out, ref.label).clear()
-        beside = nullcontext() if device != "cpu" else reference_worker()
-        with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
+        with isolated(ref, timeout) as subject:  # it begins while the rest is imported
             from attention_check.commands import reports
 
             depth = "quick" if quick else "report"

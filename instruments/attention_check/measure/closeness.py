@@ -28,15 +28,12 @@ class BoundCheck:
     times: Tensor  # of every output, and of each row along the golden value: (*lead, n_q, d_v + 1)
 
     @classmethod
-    def of(
-        cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], about: Tolerance | None = None
-    ) -> "BoundCheck":
-        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count. about: of the
-        call, of a kernel that carries FP32 and stores o's dtype, where it is known."""
+    def of(cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> "BoundCheck":
+        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count."""
         precision = Precision.kernel(q.dtype)
         if o.dtype != torch.float64:
             precision = replace(precision, output=Format.of(o.dtype))
-        about = about or tolerance(q, k, v, precision=precision, **options)
+        about = tolerance(q, k, v, precision=precision, **options)
         output = o.detach().double().where(about.seen, 0.0)
         return cls(output, (q, k, v), options, precision, about, torch.cat(about.times(output), -1))
 

@@ -102,6 +102,7 @@ def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: in
 _before_rounding = lru_cache(maxsize=1)(draw_inputs)  # one draw serves every format
 
 
+@lru_cache(maxsize=1)  # of inputs that several emulations are tried on
 def reference_values(inputs: Inputs) -> dict[str, Tensor]:
     """What every kernel is held to on some Inputs: `golden`, the golden value's rows (1, heads, rows, head_dim), and
     `baseline`: max, rmse and outwards (`bias_away_from_zero`) of Baseline on the same rows."""
