@@ -119,13 +119,8 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
     outputs = calls.assign(beyond=beyond)[calls.tensor == "o"].set_index(index)
     broke = (outputs.beyond | outputs.outcome.isin(FAULTS)).reindex(wide.index)
-    return gravest_first(_index_last(wide, broke).rename(columns=COLUMNS), outputs.ratio.reindex(wide.index).to_numpy())
-
-
-def _index_last(wide, broke):
-    """A table of texts with BROKE in front, and its index as the last columns."""
-    front = wide.assign(**{BROKE: broke}).rename_axis(columns=None).reset_index()
-    return front[[BROKE, *wide.columns, *wide.index.names]]
+    rows = wide.assign(**{BROKE: broke}).rename_axis(columns=None).reset_index()[[BROKE, *wide.columns, *index]]
+    return gravest_first(rows.rename(columns=COLUMNS), outputs.ratio.reindex(wide.index).to_numpy())
 
 
 def number_text(value):
