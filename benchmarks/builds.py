@@ -75,7 +75,7 @@ def main():
     given = parser.parse_args()
     cache, grid = str(build() / "builds"), dict(kernel=BUILDS, seed=range(given.seeds))
     with workers(given.jobs) as executor:
-        rows = sweep(judged, grid, fixed=dict(cache=cache, quick=True), cache=cache, executor=executor)
+        rows = sweep(judged, grid, fixed=dict(quick=True), cache=cache, executor=executor)
     lines = []
     for kernel, own in rows.groupby(rows.kernel.str.split(":").str[1], sort=False):
         failed = own[own.verdict == Verdict.FAILS]

@@ -59,7 +59,7 @@ def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
             names = [each.name for each in gallery if each.kernel.__module__ == theme]
             print(f"{theme}: {len(names)} kernels", file=sys.stderr)
             grid = dict(seed=range(seeds), kernel=names)
-            found.append(sweep(judged, grid, fixed=dict(cache=cache, quick=quick), cache=cache, executor=executor))
+            found.append(sweep(judged, grid, fixed=dict(quick=quick), cache=cache, executor=executor))
     rows = pd.concat(found, ignore_index=True)
     usual = {seed: own.tells.iloc[0] for seed, own in rows[rows.kernel == SKELETON].groupby("seed")}
     tells = [[f for f in row.tells if f not in usual[row.seed]] for row in rows.itertuples()]

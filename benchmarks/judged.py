@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from attention_check.checks.relations import RELATIONS
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.draws import SIDE
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
-from attention_check.measure.relations import RELATIONS
 from benchmarks.other_judges import condemned
 from fa_lib import kernels
 
@@ -23,7 +23,7 @@ DEPTH = CheckPlan(  # a few seconds
 QUICK = replace(DEPTH, bias_seeds=1, runs=2, square=255)  # and no other judge
 
 
-def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
+def judged(seed: int, kernel: str, quick: bool = False) -> dict:
     """A cell: what judges say of a kernel on one draw of inputs.
 
     Args:
@@ -34,7 +34,7 @@ def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
     """
     torch.manual_seed(seed)  # of kernels that leave something to chance
     with redirect_stderr(io.StringIO()):  # bars of progress
-        measured = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed), cache=cache)
+        measured = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed))
     judgement = judge_kernel(kernel, measured)
     by = {Severity.FAILS: [], Severity.REPORTED: []}
     for finding in judgement.findings:

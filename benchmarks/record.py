@@ -18,8 +18,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from attention_check.checks.shapes import measure_shapes
 from attention_check.isolation.calls import call_kernel
-from attention_check.measure.tables import measure_shapes
 from fa_lib import Format, draw, kernels, round_to, sweep
 from fa_lib.execution.paths import GPU, NOTEBOOKS, RECORDED, ROOT, build
 from fa_lib.execution.pools import workers

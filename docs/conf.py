@@ -12,7 +12,7 @@ import nbformat
 import pandas as pd
 import typer
 
-from attention_check.measure.relations import RELATIONS
+from attention_check.checks.relations import RELATIONS
 from attention_gallery.commands import pages
 from fa_lib import BF16, Precision, theory
 from fa_lib.commands.cli import app

@@ -228,7 +228,7 @@ def test_a_kernel_is_judged_on_a_capture_and_its_dO(tmp_path, kernel, verdict, s
     dO = draw("normal", 1, q.shape)[0].to(BITS)
     path = tmp_path / "c.safetensors"
     save_file(dict(q=q, k=k, v=v, dO=dO), path)
-    words = ["check", "kernel", kernel, "--tensors", f"{path}", "--out", f"{tmp_path}", "--exit-code"]
+    words = ["check", "tensors", f"{path}", "--kernel", kernel, "--out", f"{tmp_path}", "--exit-code"]
     done = command(*words, "--json", tmp_path / "found.json")
     assert done.exit_code == (verdict == "fails") and done.stdout.splitlines()[0].startswith(f"{kernel} {verdict} on")
     judgement = Judgement.of(json.loads((tmp_path / "found.json").read_text()))

@@ -13,14 +13,13 @@ from fa_lib.execution.paths import RESULTS
 from fa_lib.experiments import ablation, biased_rounding, fp8_probs, newer_kernels, tensor_cores
 from fa_lib.experiments.block_scales import EVERY, KINDS, RECIPES, SHIFT, block_scales
 from fa_lib.experiments.block_scales import problem as of_blocks
-from fa_lib.experiments.law import measured, predicted
+from fa_lib.experiments.law import measured, predicted, worst
 from fa_lib.experiments.overflow import overflow
 from fa_lib.experiments.polynomials import polynomial_error
 from fa_lib.experiments.rescaling import rescaling
 from fa_lib.experiments.sink_gradients import sink_gradient
 from fa_lib.kernels.quantized_attention import OPERANDS
 from fa_lib.numerics.tensor_cores import UNITS
-from fa_lib.theory import worst_inputs
 
 SIZE = dict(rows=32, head_dim=64, heads=2)
 APART = ("fp8_tensor", "mxfp8_up", "nvfp4", "nvfp4_two_level")
@@ -47,7 +46,7 @@ CELLS = [  # a table, its experiment, one cell of its grid, and what the table d
     ("13_theory", measured, dict(seed=0), dict(distributions=["normal"], tiles=[1, 8], bits=[8, 10, 12, 16])),
     ("13_theory.blocks", predicted, dict(distribution="uniform", tiles=32, block_kv=80, drawn=2048),
      dict(bits=[8, 10, 12])),
-    *[("13_theory.worst", worst_inputs.worst, dict(fmt="BF16", tiles=tiles, seed=2, candidates=256), {})
+    *[("13_theory.worst", worst, dict(fmt="BF16", tiles=tiles, seed=2, candidates=256), {})
       for tiles in (4, 8)],  # too small, too large
     *[("15_tensor_cores", tensor_cores.sums, dict(fmt=fmt, distribution="uniform", n=512, seed=0, rows=4), {})
       for fmt in ("BF16", "E4M3")],

@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from attention_check.measure.relations import RELATIONS
+from attention_check.checks.relations import RELATIONS
 from attention_check.report.wordings import WORDINGS
 from attention_gallery.catalogue import pins
 from benchmarks import sizes

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +13,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP32, FP64, Format
+from fa_lib.numerics.formats import BF16, FP32, FP64, Format, FormatLike
 from fa_lib.theory import recurrence, simulation
 from fa_lib.theory.bounds import bound
 from fa_lib.theory.extremes import RMS
 from fa_lib.theory.law import VALUES_OF, bias, expected
 from fa_lib.theory.rounding_counts import roundings
+from fa_lib.theory.worst_inputs import SPREAD, relative_error, search, searched_kernel
 
 SIMULATED = 2048  # rows
 KERNEL = ["distribution", "algorithm", "bits"]
@@ -194,3 +197,27 @@ def bounds(seed: int, settings: int = 100) -> list[dict]:
         row = dict(algorithm=algorithm, tiles=tiles, block_kv=block_kv, kind=kind, spread=spread) | bits
         rows.append(row | dict(deterministic=error / most[0], probable=error / most[1], vacuous=most[0] == math.inf))
     return rows
+
+
+def worst(
+    fmt: FormatLike, tiles: int, seed: int, *, algorithm: str = "fa1", block_kv: int = 64, candidates: int = 256
+) -> dict[str, float]:
+    """Find the largest relative error of a kernel with every step in one format, by `search`. Arguments are those of
+    `search`; it is a cell of a sweep.
+
+    Returns:
+        dict: found, the largest |O - golden| / golden, in u; and this error divided by others. over_baseline: over
+        Baseline's on the same inputs, or over u, the most that rounding the answer costs, whichever is larger.
+        over_expected: over `theory.expected`. of_bound: over `theory.bound`, which takes P as exact.
+    """
+    fmt = Format.of(fmt)
+    x = search(fmt, tiles, seed, algorithm=algorithm, block_kv=block_kv, candidates=candidates)
+    baseline = partial(kernels.reference, precision=Precision.materialized(fmt))
+    pair = (searched_kernel(fmt, algorithm, block_kv), baseline)
+    flash, own = (relative_error(kernel, x, fmt, block_kv).abs().item() for kernel in pair)
+    uniform, u = Precision.uniform(fmt), fmt.unit_roundoff
+    due = expected(uniform, tiles=tiles, algorithm=algorithm)
+    return dict(
+        found=flash / u, over_baseline=flash / max(own, u), over_expected=flash / due,
+        of_bound=flash / bound(uniform, tiles=tiles, algorithm=algorithm, rise=SPREAD),
+    )  # fmt: skip

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from fa_lib.execution.claims import by_distribution, claim
-from fa_lib.experiments.biased_rounding import CURES, SIGNS
+from fa_lib.experiments.biased_rounding import CURES
 from fa_lib.experiments.fp8_probs import LOST
 from fa_lib.experiments.newer_kernels import FP8_KERNELS
+from fa_lib.kernels.equal_maxima import SIGNS
 
 Rows = list[dict[str, str]]
 

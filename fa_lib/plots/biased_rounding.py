@@ -7,7 +7,8 @@ import pandas as pd
 import seaborn
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.biased_rounding import CURES, SIGNS
+from fa_lib.experiments.biased_rounding import CURES
+from fa_lib.kernels.equal_maxima import SIGNS
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, band, by_seed, styled

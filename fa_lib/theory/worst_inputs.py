@@ -1,5 +1,6 @@
 """How bad can it get? A search, tile by tile, for inputs on which the roundings of a kernel all err to one side."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -13,34 +14,9 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiled import Forward
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import Exact
-from fa_lib.numerics.formats import BF16, FP64, Format, FormatLike
-from fa_lib.theory.bounds import bound
-from fa_lib.theory.law import expected
+from fa_lib.numerics.formats import BF16, FP64, Format
 
 SPREAD = 1.0  # the most that scores differ
-
-
-def worst(
-    fmt: FormatLike, tiles: int, seed: int, *, algorithm: str = "fa1", block_kv: int = 64, candidates: int = 256
-) -> dict[str, float]:
-    """Find the largest relative error of a kernel with every step in one format, by `search`. Arguments are those of
-    `search`; it is a cell of a sweep.
-
-    Returns:
-        dict: found, the largest |O - golden| / golden, in u; and this error divided by others. over_baseline: over
-        Baseline's on the same inputs, or over u, the most that rounding the answer costs, whichever is larger.
-        over_expected: over `theory.expected`. of_bound: over `theory.bound`, which takes P as exact.
-    """
-    fmt = Format.of(fmt)
-    x = search(fmt, tiles, seed, algorithm=algorithm, block_kv=block_kv, candidates=candidates)
-    kernel_pair = _flash(fmt, algorithm, block_kv), partial(kernels.reference, precision=Precision.materialized(fmt))
-    flash, baseline = (_error(kernel, x, fmt, block_kv).abs().item() for kernel in kernel_pair)
-    uniform, u = Precision.uniform(fmt), fmt.unit_roundoff
-    due = expected(uniform, tiles=tiles, algorithm=algorithm)
-    return dict(
-        found=flash / u, over_baseline=flash / max(baseline, u), over_expected=flash / due,
-        of_bound=flash / bound(uniform, tiles=tiles, algorithm=algorithm, rise=SPREAD),
-    )  # fmt: skip
 
 
 def search(
@@ -81,8 +57,8 @@ def search(
             best = int((side * (o - golden) / golden).argmax())
             x, m, l, O = x[..., [best]], m[[best]], l[[best]], O[[best]]
         sides.append(x)
-    flash = _flash(fmt, algorithm, block_kv)
-    return max(sides, key=lambda x: _error(flash, x, fmt, block_kv).abs().item())
+    flash = searched_kernel(fmt, algorithm, block_kv)
+    return max(sides, key=lambda x: relative_error(flash, x, fmt, block_kv).abs().item())
 
 
 @dataclass(frozen=True)
@@ -126,8 +102,8 @@ def worst_inputs(n: int, seed: int, head_dim: int = 64) -> tuple[Tensor, Tensor,
     return q, k, v[None, None]
 
 
-def _error(kernel, x, fmt, block_kv):
-    """A kernel's signed relative error, of each candidate of x (2, tiles, candidates)."""
+def relative_error(kernel: Callable, x: np.ndarray, fmt: Format, block_kv: int) -> Tensor:
+    """A kernel's signed relative error, of each candidate of x (2, tiles, candidates), float64 (candidates,)."""
     tiles = x.shape[1]
     scores, values = torch.from_numpy(x)
     tile = torch.arange(tiles).repeat_interleave(block_kv)  # the tile of each key (n_kv,)
@@ -139,7 +115,7 @@ def _error(kernel, x, fmt, block_kv):
     return (kernel(q, k, v, scale=1.0)[0, 0].diagonal() - golden) / golden
 
 
-def _flash(fmt, algorithm, block_kv):
-    """The kernel that is searched: every step in fmt."""
+def searched_kernel(fmt: Format, algorithm: str, block_kv: int) -> Callable:
+    """The kernel that `search` is for: every step in fmt."""
     options = dict(tiling=Tiling(64, block_kv), precision=Precision.uniform(fmt), algorithm=algorithm)
     return partial(kernels.tiled, **options)

@@ -11,10 +11,10 @@ from in_a_folder import command
 from own_kernels import draw, found
 from safetensors.torch import save_file
 
+from attention_check.checks.gross_errors import coarse, scaled
 from attention_check.commands import captured_reports
 from attention_check.judge.findings import Judgement, Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import coarse, scaled
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
 from attention_check.probe.capture import captured

@@ -5,10 +5,10 @@ import pytest
 import torch
 from own_kernels import own_name
 
+from attention_check.checks.bounds import BOUNDED, bounds
+from attention_check.checks.bounds import judged as of_bound
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import of_bound
-from attention_check.measure.closeness import BOUNDED, bounds
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import QUICK
 from attention_check.report.labels import has_this_error, subject

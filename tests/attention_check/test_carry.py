@@ -7,8 +7,8 @@ import pytest
 import torch
 from own_kernels import emulated
 
+from attention_check.checks.carry import ALL, LOST, QUERIES, carried, carry
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.measure.carry import ALL, LOST, QUERIES, carried, carry
 from attention_check.report.sentences import sentences_of
 from fa_lib import BF16, FP16, Precision, Tiling, kernels
 from fa_lib.kernels import Algorithm
@@ -82,7 +82,7 @@ def test_a_sum_inside_a_tile_is_told_from_one_from_tile_to_tile():
 def test_small_tiles_are_named(fmt, block_kv, monkeypatch):
     """Every step in the format: both sums lose all in tiles of up to their own size, and no more."""
     asked = [b for b in (block_kv // 2, block_kv, 2 * block_kv) if b]  # the others take minutes in tiles of one key
-    monkeypatch.setattr("attention_check.measure.carry.TERMS", ((1024, asked),))
+    monkeypatch.setattr("attention_check.checks.carry.TERMS", ((1024, asked),))
     uniform = partial(kernels.tiled, tiling=Tiling(64, block_kv), precision=Precision.uniform(fmt), algorithm="fa2")
     assert {what: (one["low"], one["tile"]) for what, one in found(uniform, fmt).items()} == {
         "accumulator": (True, block_kv), "row_sum": (True, block_kv)

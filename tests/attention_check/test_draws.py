@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attention_check.checks.errors import largest
+from attention_check.checks.shapes import judged as over_shapes
 from attention_check.judge.findings import Severity
-from attention_check.judge.tables import largest, over_shapes
 from attention_check.measure import draws
 from attention_check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, SIDE, SPREAD, redraw_failures, worst_draws
 from attention_check.report.wordings import worded

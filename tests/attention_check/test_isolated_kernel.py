@@ -18,6 +18,7 @@ from own_kernels import draw, found
 from processes import lives, wait_until
 from safetensors.torch import save_file
 
+from attention_check.checks.conduct import judged as of_conduct
 from attention_check.commands import reports
 from attention_check.isolation import isolated_kernel
 from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
@@ -25,7 +26,6 @@ from attention_check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKern
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import of_conduct
 from attention_check.measure.capability import masks_by_default
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import CheckPlan
@@ -192,11 +192,12 @@ def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tens
     save_file(dict(zip("qkv", (x.bfloat16() for x in draw(64, 32)))), file)
     for name, code in (("replaces_softmax", 1), ("good", 0)):
         given = [STRANGERS[name]] if code else []
-        words, record = ("check", "kernel", stranger(name, *given), "--exit-code"), tmp_path / f"{name}.json"
-        done = command(*words, "--check", "strides")
+        kernel, record = stranger(name, *given), tmp_path / f"{name}.json"
+        done = command("check", "kernel", kernel, "--exit-code", "--check", "strides")
         assert done.exit_code == code and "strides: passes" in done.stdout, done.output
         assert f"conduct: {'FAILS: ' if code else 'passes'}" in done.stdout and ("torch.softmax" in done.stdout) == code
-        done = command(*words, "--tensors", file, "--out", tmp_path, "--json", record)
+        words = ("--kernel", kernel, "--exit-code", "--out", tmp_path, "--json", record)
+        done = command("check", "tensors", file, *words)
         assert done.exit_code == code, done.output
         failed = {one["what"] for one in json.loads(record.read_text())["findings"] if one["severity"] == "fails"}
         assert failed == ({"state"} if code else set())

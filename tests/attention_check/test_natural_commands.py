@@ -10,13 +10,14 @@ from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from nbclient import NotebookClient
 from own_kernels import own_name
 
+from attention_check.checks.bounds import bounds
 from attention_check.explain.compare import ComparisonInputs, compare
 from attention_check.explain.compare import comparison_lines as compared_in_words
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.capability import SINKS_GRADIENT, Capabilities
-from attention_check.measure.closeness import bounds, closeness
+from attention_check.measure.closeness import closeness
 from attention_check.measure.contract import contract
 from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import ROUNDINGS

@@ -9,13 +9,15 @@ import pandas as pd
 import pytest
 import torch
 
+from attention_check.checks import shapes
+from attention_check.checks.relations import RELATIONS
 from attention_check.commands.captured_reports import check_tensors
 from attention_check.conventions.conventions import keys_of, what
 from attention_check.explain.compare import ComparisonInputs, compare, comparison_lines
 from attention_check.explain.explain import explain_call, read
 from attention_check.explain.explain_words import groups
 from attention_check.explain.verdict import Verdict as Explained
-from attention_check.judge import tables as page
+from attention_check.judge import kernel as page
 from attention_check.judge.captured import of_gradients
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
@@ -23,7 +25,6 @@ from attention_check.measure.captured import FINITE
 from attention_check.measure.examine import examine
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK
-from attention_check.measure.relations import RELATIONS
 from attention_check.probe.named_tensors import Reading
 from attention_check.testing import assert_attention_close, checks
 from attention_check.testing.checks import CHECKS, result, result_of
@@ -74,7 +75,7 @@ def gradients(**changed):
 def test_one_rule_of_gradients(ratio, relative, fails):
     """Far from attention's, and further than Baseline's own error explains: on the page, in pytest, of a file."""
     table = gradients(ratio=ratio, times_max=ratio, relative=relative)
-    assert [f.what for f in page.over_shapes(table) if f.severity == Severity.FAILS] == ["wrong_gradient"] * fails
+    assert [f.what for f in shapes.judged(table) if f.severity == Severity.FAILS] == ["wrong_gradient"] * fails
     assert result(CHECKS["gradients_97"].judge(Measurements(shapes=table))).passed is not fails
     assert any(f.severity == Severity.FAILS for f in of_gradients(table)) == fails
 

@@ -13,11 +13,11 @@ from in_a_folder import SDPA, command, normal, own_path, recorded, saved, writte
 from torch import nn
 
 from attention_check.adapters import OPTION_NAMES
+from attention_check.checks.conduct import judged as of_conduct
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.judge.tables import of_conduct
 from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
 from attention_check.measure.contract import contract
 from attention_check.probe.probe import Probe
@@ -186,7 +186,7 @@ def test_a_file_that_explain_takes_is_judged_by_check_and_what_is_left_to_explai
     o = kernels.as_shipped(q, k, v)
     beside = dict(o_ref=o, lse=torch.zeros(1, 2, 64), dO=o, dq=q, dk=k, dv=v)
     path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: x.contiguous().clone() for name, x in beside.items()})
-    cases = (("tensors", path), 1, "o_ref"), (("kernel", "flash", "--tensors", path), 0, "o_ref, lse, dq, dk, dv")
+    cases = (("tensors", path), 1, "o_ref"), (("tensors", path, "--kernel", "flash"), 0, "o_ref, lse, dq, dk, dv")
     for words, code, left in cases:
         done = command("check", *words, "--out", tmp_path, "--exit-code")
         told = f"Not judged here, though the file has it: {left}. `fa-lib explain` judges that."

@@ -9,16 +9,15 @@ import pandas as pd
 import pytest
 import torch
 
+from attention_check.checks import relations, shapes
+from attention_check.checks.relations import RELATIONS, relate
+from attention_check.checks.relations.masks import MORE_QUERIES, WIDE
+from attention_check.checks.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
+from attention_check.checks.relations.values import P_BELOW
+from attention_check.checks.shapes import measure_shapes
 from attention_check.judge.findings import Severity
-from attention_check.judge.tables import of_relations, over_shapes
 from attention_check.measure.capability import Capabilities
 from attention_check.measure.plan import QUICK, REPORT
-from attention_check.measure.relations import RELATIONS, relate
-from attention_check.measure.relations.masks import MORE_QUERIES, WIDE
-from attention_check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
-from attention_check.measure.relations.values import P_BELOW
-from attention_check.measure.tables import measure_shapes
-from attention_check.report.tables import by_relation
 from benchmarks import judge
 from benchmarks.mutants import masks
 from benchmarks.mutants.gradients import Altered, delta_forgotten
@@ -237,7 +236,7 @@ def test_a_mask_of_a_finite_number_shows_below_it(fmt):
         lowest = torch.finfo(Format.of(fmt).dtype).min
         outcomes = [row["outcome"] for row in relate(masked_by(lowest, added), "low_scores", fmt, n=N)]
         assert outcomes == ["bitwise"] * 3 + ["breaks"]
-    (finding, _) = of_relations(pd.DataFrame(rows).assign(key="low_scores", fmt=fmt))
+    (finding, _) = relations.judged(pd.DataFrame(rows).assign(key="low_scores", fmt=fmt))
     assert finding.severity == Severity.FAILS
 
 
@@ -264,7 +263,7 @@ def test_a_quick_check_asks_for_gradients_of_shared_heads_and_another_scale(defe
     call = dict(head_dim=head_dim, distribution="normal", fmt="BF16", seed=0, kernel=with_dk_times(DK[defect]))
     at = dict(head_dim=head_dim, fmt="BF16", seed=0)
     rows = [dict(shape=shape) | at | row for shape in QUICK.shapes for row in measure_shapes(shape, **call)]
-    failing = [f for f in over_shapes(pd.DataFrame(rows)) if f.severity == Severity.FAILS]
+    failing = [f for f in shapes.judged(pd.DataFrame(rows)) if f.severity == Severity.FAILS]
     assert [f.where["shape"] for f in failing] == ["causal GQA 203"] * (defect != "right")
 
 
@@ -280,7 +279,7 @@ def test_log_sum_exps_of_low_scores_are_as_exact_as_fp32(key):
 def test_what_many_kernels_give_where_a_row_sees_no_key_is_a_convention(key, what):
     (row,) = (row for row in relate(getattr(masks, key), "hidden_row", "FP16", n=N) if row["case"] == "boolean mask")
     assert row["outcome"] == "convention" and row["problem"] == what
-    (finding, _) = of_relations(pd.DataFrame([dict(key="hidden_row", fmt="FP16") | row]))
+    (finding, _) = relations.judged(pd.DataFrame([dict(key="hidden_row", fmt="FP16") | row]))
     assert finding.severity == Severity.REPORTED
 
 
@@ -304,10 +303,8 @@ def test_the_block_that_a_gradient_is_summed_over_is_seen_from_outside(fmt):
     for case, block in (("dQ", "512 keys"), ("dK", "256 rows"), ("dV", "256 rows")):
         assert found[case]["outcome"] == "breaks"
         assert found[case]["problem"] == f"the sum is kept in {fmt} from one block of {block} to the next"
-    (finding, _) = of_relations(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt))
+    (finding, _) = relations.judged(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt))
     assert finding.severity == Severity.REPORTED
-    page = by_relation(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt)).set_index("case")
-    assert not page.breaks.any() and page[fmt]["dV"] == "breaks: 7.2 of 2, not counted"
     wrong_factor = altered(**dict.fromkeys("qkv", lambda dx: 1.44 * dx))
     assert {row["outcome"] for row in relate(wrong_factor, "gradient_sums", fmt)} <= {"bitwise", "rounding"}
 
@@ -389,22 +386,17 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
         row("strides", "expanded heads", "broken", problem="returns a list"),
         row("sinks", "any scores", "not_asked"),
     ])  # fmt: skip
-    found = {finding.where.get("relation", "all"): finding for finding in of_relations(table)}
+    found = {finding.where.get("relation", "all"): finding for finding in relations.judged(table)}
     failing = {key for key, finding in found.items() if finding.severity == Severity.FAILS}
     assert failing == {"constant_values", "strides"}
     assert found.keys() - failing == {"batch_invariance", "masked_nan", "all"}
     worst = found["constant_values"]
     assert worst.where["case"] == "V of each feature" and (worst.number, worst.limit) == (0.04, 0.008)
     assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
-    page = by_relation(table)
-    assert len(page) == 7
-    at = page.set_index("case").BF16
-    assert at["NaN in V"] == "NaN, not counted" and not page.set_index("case").breaks["NaN in V"]
-    assert at["V of each feature"] == "breaks: 0.04 of 0.008" and at["expanded heads"] == "no answer"
     kept = [row("powers_of_two", "2^4", "bitwise", 0.0)]
-    (only,) = of_relations(pd.DataFrame(kept))
+    (only,) = relations.judged(pd.DataFrame(kept))
     assert only.severity == Severity.PASSES and only.where == dict(held=1, of=1, not_asked=0)
-    assert not [*of_relations(pd.DataFrame())]
+    assert not [*relations.judged(pd.DataFrame())]
 
 
 def test_a_difference_of_nan_breaks_and_of_zero_is_the_same_bits():

@@ -13,6 +13,8 @@ import pytest
 import torch
 from own_kernels import emulated, found, own_name
 
+from attention_check.checks.errors import measure
+from attention_check.checks.shapes import calls_of, measure_shapes
 from attention_check.commands import captured_reports, reports
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
@@ -22,7 +24,6 @@ from attention_check.measure.contract import contract
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, QUICK, CheckPlan
 from attention_check.measure.reference_cache import BIASED, WORST, Inputs
-from attention_check.measure.tables import grids_of, measure, measure_shapes, shapes_table
 from attention_check.report.labels import SUMS
 from attention_check.report.sentences import cause, headline, judgement_text, sentences_of
 from benchmarks.mutants.gradients import Altered
@@ -188,7 +189,7 @@ def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
 
 def test_the_worst_inputs_found_hurt_a_kernel_that_carries_bf16_and_no_other():
     names = ["every_step", "as_shipped", "flash"]
-    rows = [row for seed in range(3) for row in measure(names, Inputs("BF16", WORST, 512, seed))]
+    rows = [measure(name, Inputs("BF16", WORST, 512, seed)) for seed in range(3) for name in names]
     times = pd.DataFrame(rows).groupby("kernel").times_max.mean()
     assert times["every_step"] > 5 and times[["as_shipped", "flash"]].max() < 1.5
 
@@ -233,7 +234,7 @@ def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
 def test_the_bias_is_of_the_kernel_and_not_of_the_rounding_of_its_output():
     """With two maxima and V > 0 the rounded golden value errs to one side itself, as does one that carries FP32."""
     low = own_name("O alone", partial(emulated, steps=("accumulator",), block_kv=512))
-    rows = measure(["as_shipped", "baseline", low], Inputs("BF16", BIASED, 256, 0))
+    rows = [measure(name, Inputs("BF16", BIASED, 256, 0)) for name in ("as_shipped", "baseline", low)]
     outwards = {row["kernel"]: row["outwards"] for row in rows}
     assert abs(outwards["as_shipped"]) < 1e-3 and outwards["baseline"] > 0.05 and outwards[low] > 0.05
 
@@ -286,19 +287,14 @@ def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
 def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
     shapes, formats = ("97", "1024", "causal 203", "GQA 384", "1500"), ("BF16", "FP16")
 
-    def over(case):
-        return pd.DataFrame([*itertools.product(*case.values(), "o")], columns=[*case, "tensor"]).assign(
-            ratio=1.0, outcome="answered"
-        )
-
-    asked = shapes_table(grids_of(shapes, head_dims, formats, [0]), over, None)
+    asked = pd.DataFrame(calls_of(shapes, head_dims, formats, 0))
     assert len(asked) == len(shapes) * len(head_dims)
     for one, other in itertools.combinations((("shape", shapes), ("head_dim", head_dims), ("fmt", formats)), 2):
         met = set(asked[[one[0], other[0]]].itertuples(index=False, name=None))
         assert met == set(itertools.product(one[1], other[1]))
-    assert len(shapes_table(grids_of(shapes, head_dims, ["FP32"], [0]), over, None)) == len(shapes) * len(head_dims)
-    assert len(shapes_table(grids_of(shapes, head_dims[:1], formats, [0]), over, None)) == len(shapes) * len(formats)
-    assert shapes_table(grids_of((), head_dims, formats, [0]), over, None).empty
+    assert len(calls_of(shapes, head_dims, ["FP32"], 0)) == len(shapes) * len(head_dims)
+    assert len(calls_of(shapes, head_dims[:1], formats, 0)) == len(shapes) * len(formats)
+    assert not calls_of((), head_dims, formats, 0)
 
 
 def test_the_presets_are_known_and_a_wrong_shape_is_refused():

@@ -1,22 +1,21 @@
 """How a kernel's casts round, seen from outside: kernels whose casts are known."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import pandas as pd
 import pytest
 import torch
 
+from attention_check.checks.carry import carry
+from attention_check.checks.errors import measure
+from attention_check.checks.rounding_mode import rounding_mode
 from attention_check.judge.findings import Severity
 from attention_check.judge.kernel import judge_kernel
-from attention_check.measure.carry import carry
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.rounding_mode import rounding_mode
-from attention_check.measure.tables import measure
 from attention_check.report.sentences import judgement_text
 from fa_lib import BF16, FP16, FP32, kernels
-from fa_lib.execution.sweep import sweep
 from fa_lib.numerics.formats import TF32, Format
 
 MODE = ("nearest_even", "nearest_away", "truncates")
@@ -128,7 +127,8 @@ def rounding(what):
 @pytest.fixture(scope="module")
 def right():
     """Tables of a right kernel: a few of those of `examine`."""
-    lengths = sweep(measure, dict(inputs=[Inputs("BF16", "uniform", 128, 0)]), fixed=dict(names=[kernel]))
+    inputs = Inputs("BF16", "uniform", 128, 0)
+    lengths = pd.DataFrame([asdict(inputs) | measure(kernel, inputs)])
     asked = pd.DataFrame([dict(asked="BF16", head_dim=64, outcome="answered", note="", problem="", times=float("nan"))])
     repeats = pd.DataFrame([dict(runs=1, outputs=1, gradients=None)])
     sums = pd.DataFrame(carry(kernel, "BF16", 1)).assign(fmt="BF16", queries=1)

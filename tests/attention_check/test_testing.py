@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from attention_check.measure.relations import RELATIONS
+from attention_check.checks.relations import RELATIONS
 from attention_check.report.labels import has_this_error
 from attention_check.testing import assert_attention_close, parametrize_with_checks
 from attention_check.testing.checks import CHECKS, result_of

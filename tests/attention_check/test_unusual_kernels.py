@@ -11,18 +11,18 @@ import torch
 from in_a_folder import command
 from own_kernels import found
 
+from attention_check.checks.errors import measure
+from attention_check.checks.repeats import repeats
+from attention_check.checks.splits import in_splits
 from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import SIDE
 from attention_check.measure.contract import contract
-from attention_check.measure.determinism import repeats
+from attention_check.measure.draws import SIDE
 from attention_check.measure.examine import examine
 from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.plan import QUICK
 from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.split_keys import in_splits
-from attention_check.measure.tables import measure
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import headline, judgement_text
 from benchmarks.mutants.gradients import Altered
@@ -424,7 +424,7 @@ def key_by_key(q, k, v, low=lambda x: x):
 def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
     """12. To torch's own sums the same kernel is several times worse."""
     inputs = [Inputs("FP32", "uniform", 2048, seed, queries) for seed in range(2) for queries in (1, 16)]
-    times = [measure([key_by_key], each)[0]["times_max"] for each in inputs]
+    times = [measure(key_by_key, each)["times_max"] for each in inputs]
     assert max(times) <= ALLOWED["o"]
     q, k, v = inputs[1].tensors()
     exact_one = kernels.golden(q, k, v, inputs=FP32)
@@ -434,7 +434,7 @@ def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
     def low(q, k, v):
         return key_by_key(q, k, v, low=lambda x: x.bfloat16().float())
 
-    assert measure([low], inputs[1])[0]["times_max"] > ALLOWED["o"]
+    assert measure(low, inputs[1])["times_max"] > ALLOWED["o"]
 
 
 def test_inputs_with_as_many_queries_as_keys_take_no_others():

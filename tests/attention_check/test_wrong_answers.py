@@ -13,11 +13,11 @@ from own_kernels import own_name
 from test_relations import attention
 
 from attention_check.adapters import READINGS
+from attention_check.checks.answers import answers
 from attention_check.commands import reports
 from attention_check.conventions.low_bits import q4_0
 from attention_check.judge.findings import Judgement, Verdict
 from attention_check.judge.kernel import judge_kernel
-from attention_check.judge.tables import answers
 from attention_check.measure import contract as of_contract
 from attention_check.measure.capability import CAPABILITIES
 from attention_check.measure.contract import adapted, contract, other_convention

@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attention_gallery as gallery
-from attention_check.measure.relations.masks import MORE_QUERIES, with_hidden_rows
-from attention_check.measure.relations.subject import KernelUnderTest
+from attention_check.checks.relations.masks import MORE_QUERIES, with_hidden_rows
+from attention_check.checks.relations.subject import KernelUnderTest
 from attention_gallery import finds
 from attention_gallery.commands import pages
 from fa_lib.execution.paths import ROOT

@@ -11,7 +11,7 @@ from attention_check.commands import reports
 from attention_check.gpu import on
 from attention_check.judge.findings import Judgement
 from attention_check.measure.plan import CheckPlan
-from attention_check.report.about import package_of
+from attention_check.report.page import package_of
 from fa_lib import kernels
 from fa_lib.execution.machine import installed
 from fa_lib.kernels.kernel_ref import KernelRef, unavailable

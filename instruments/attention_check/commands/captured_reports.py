@@ -23,9 +23,8 @@ from attention_check.probe.named_tensors import SECOND, Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.replays import Runs, compared
 from attention_check.probe.skipped import place
-from attention_check.report.about import circumstances, package_of
 from attention_check.report.labels import WAYS, named
-from attention_check.report.page import Report, write_report
+from attention_check.report.page import Report, circumstances, package_of, write_report
 from attention_check.report.page_files import PageFiles
 from attention_check.report.tables import Section
 from fa_lib.execution import reader_modules

@@ -1,7 +1,6 @@
 """`fa-lib check`: a kernel, captured tensors, a model."""
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,10 +146,6 @@ def check_kernel(
             help="only this check, by its pytest name, or those with a word in it, as carry; repeatable; makes no page"
         ),
     ] = None,
-    tensors: Annotated[
-        Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
-    ] = None,
-    allow_large: ALLOW_LARGE = False,
     gpu: GPU = "",
     arithmetic: Annotated[
         str,
@@ -161,8 +156,8 @@ def check_kernel(
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
-    With --check, only the named checks run, and each is reported in a line; with --tensors, the kernel is judged on the
-    tensors of a file, as by `check tensors`.
+    With --check, only the named checks run, and each is reported in a line. `check tensors FILE --kernel NAME` judges a
+    kernel on captured tensors.
 
     Its options may be called causal or is_causal; scale, softmax_scale, sm_scale or scaling; mask, attn_mask,
     attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
@@ -173,35 +168,20 @@ def check_kernel(
     Triton compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
     with exit_on_error(json_file):
-        fresh = sys.platform == "linux" and "torch" not in sys.modules  # then it has computed nothing
         from attention_check.isolation.isolated_kernel import isolated
-        from attention_check.measure.reference_worker import reference_worker
         from attention_check.report.page_files import PageFiles
         from fa_lib.kernels.kernel_ref import KernelRef
 
         ref = KernelRef.of(kernel, gpu, layout)
-        if check and tensors:
-            raise ValueError("check, tensors: got both; accepted is one of them")
         for other, given in dict(quick=quick, seed=seed is not None, arithmetic=arithmetic).items():
-            if given and (check or tensors):
-                name = "check" if check else "tensors"
-                raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
-        if allow_large and not tensors:
-            raise ValueError("allow_large: got it without --tensors; accepted is with captured tensors")
+            if given and check:
+                raise ValueError(f"{other}: got it with --check, which has no use for it; accepted is one of them")
         if check:
             if out and json_file is None:
                 json_file = PageFiles.of(out, ref.label).page.with_suffix(".checks.json")
             return _run_checks(ref, check, json_file, exit_code, device, timeout)
-        if tensors:
-            with isolated(ref, timeout) as subject:
-                from attention_check.commands.captured_reports import REFERENCE_KERNELS, check_tensors
-
-                reading = reading_of("", "bhsd", None, None, None, "", allow_large)
-                report = check_tensors(tensors, reading, out, (subject, *REFERENCE_KERNELS), device)
-            return _judged(report, json_file, exit_code)
         PageFiles.of(out, ref.label).clear()
-        beside = nullcontext() if device != "cpu" else reference_worker(fresh)
-        with isolated(ref, timeout) as subject, beside:  # both begin while the rest is imported
+        with isolated(ref, timeout) as subject:  # it begins while the rest is imported
             from attention_check.commands import reports
 
             depth = "quick" if quick else "report"

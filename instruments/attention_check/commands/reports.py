@@ -10,11 +10,8 @@ from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, CheckPlan
-from attention_check.measure.reference_worker import begin
-from attention_check.report.about import circumstances, package_of
-from attention_check.report.page import Report, picture, write_report
+from attention_check.report.page import Report, circumstances, package_of, write_report
 from attention_check.report.page_files import PageFiles
-from attention_check.report.pictures import PANELS
 from attention_check.report.tables import kernel_sections
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
@@ -53,9 +50,10 @@ def check_kernel(
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
             found = examine(kernel, plan, device)
         found = replace(found, conduct=conduct(kernel), launches=launches(kernel))  # the former ends its process
+    from attention_check.plots.kernel_report import kernel_panels  # matplotlib, once the kernel is judged
+
     judgement = judge_kernel(kernel, found)
     judged, lengths = KernelRef.of(judgement.subject), found.lengths
-    drawn = {key: begin(_drawn, key, getattr(found, name)) for key, name in PANELS.items() if len(lengths)}
     about = {
         "Kernel": judged.bare.label, "Package": package_of(judged), **circumstances(device),
         "Depth": depth if isinstance(depth, str) else "its own",
@@ -66,13 +64,5 @@ def check_kernel(
         "Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them",
     }  # fmt: skip
     settings = dict(kernel=judgement.label, device=device) | asdict(plan)
-    sections = kernel_sections(found)
-    panels = {key: result() for key, result in drawn.items()}
+    sections, panels = kernel_sections(found), kernel_panels(found)
     return write_report(files, judgement, sections, panels, found.items(), about, settings)
-
-
-def _drawn(key, rows):
-    """A picture of the page, as `page.picture` makes it. Matplotlib is imported where it is drawn."""
-    from attention_check.plots.kernel_report import kernel_panel
-
-    return picture(kernel_panel(key, rows))

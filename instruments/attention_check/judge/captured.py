@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from attention_check.checks import bounds, conduct
+from attention_check.checks.shapes import wrong_gradients
 from attention_check.explain.verdict import Explanation
 from attention_check.explain.verdict import Verdict as Explained
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Judgement, Severity, within
-from attention_check.judge.tables import of_bound, of_conduct, wrong_gradients
 from attention_check.measure.captured import FINITE, OVERFLOWS, UNDEFINED
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.measure.wrong_answers import FAR, furthest
@@ -38,7 +39,7 @@ def judge_tensors(
             convention; coarser arithmetic is reported, and the rule decides. unexplained: why it was not explained.
     """
     about, far = about or {}, found.deviations
-    findings = [*of_conduct(found.conduct), *_of_explanation(explained, unexplained)]
+    findings = [*conduct.judged(found.conduct), *_of_explanation(explained, unexplained)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
         bad = rows[rows.outcome != Outcome.ANSWERED]
@@ -54,7 +55,7 @@ def judge_tensors(
         few_rows = _few(worst.get("fmt"), worst.get("rows"), found.bound)
         severity = _ruled(worst.times_max, few_rows) if judged else Severity.REPORTED
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
-    findings += [*of_bound(found.bound, names[0]), *_no_yardstick(names[0], far)]
+    findings += [*bounds.judged(found.bound, names[0]), *_no_yardstick(names[0], far)]
     findings += of_gradients(found.gradients)
     if "blind" in far and (blind := int(far[far.kernel == ROUNDED].blind.sum())):
         findings.append(Finding("blind_rows", Severity.REPORTED, dict(rows=blind)))
@@ -134,7 +135,7 @@ def judge_model(
     own = [f for f in findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
     if not any(f.severity != Severity.REPORTED or f.number is not None for f in own):
         findings.insert(0, Finding("nothing_compared", Severity.REPORTED))
-    findings += [*of_bound(close, "attention"), *_of_masks(table, causal), *_of_ways(ways)]
+    findings += [*bounds.judged(close, "attention"), *_of_masks(table, causal), *_of_ways(ways)]
     for (kernel, why), count in dict(skipped or {}).items():
         findings.append(Finding("skipped", Severity.REPORTED, dict(kernel=kernel, why=why), count))
     return Judgement("model", subject, tuple(findings))

@@ -185,6 +185,14 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
 )  # fmt: skip
 
 
+QUESTIONS = (  # (asked, dim) of a table of `contract`
+    *((f"{fmt}", 0) for fmt in FORMATS),
+    *((each.key, each.call.head_dim or 0 if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
+    (LARGE.key, 0), (LARGE_CAPPED.key, 0), (GRADIENTS, 0), *((GRADIENTS_AT, d) for d in HEAD_DIMS),
+    *((asked, 0) for asked in GRADIENTS_WITH.values()), (SINKS_GRADIENT, 0),
+)  # fmt: skip
+
+
 def crashed(problem: str, shapes_taken: bool = False) -> bool:
     """Whether what a kernel raises, "raises ...", is a defect of its own, and no refusal of a call that it is made for.
 

@@ -1,20 +1,15 @@
 """A kernel that is checked: how it is called, on what and how thoroughly."""
 
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 import pandas as pd
+from tqdm import tqdm
 
-from attention_check.measure.capability import ALL_CAPABILITIES, CAUSAL_FEWER, FEWER, Capabilities
-from attention_check.measure.carry import QUERIES
+from attention_check.measure.capability import CAUSAL_FEWER, FEWER, Capabilities
 from attention_check.measure.plan import CheckPlan, of_one_query
-from attention_check.measure.reference_cache import ORDINARY, Inputs
-from attention_check.measure.way import ONE_QUERY, USUAL, Way
-from fa_lib import kernels
-from fa_lib.execution.sweep import sweep
+from attention_check.measure.way import ONE_QUERY, Way
 from fa_lib.kernels.kernel_ref import KernelRef
 
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
@@ -28,41 +23,24 @@ class CheckedKernel:
         way: how it is called, and what it can do.
         plan: how thoroughly it is checked.
         judged: the formats that its errors are judged in: BF16 and FP16, else FP32; none where it has none of them.
-        device: torch's. cache: of `sweep`.
-        distributions, queries: of the inputs over lengths; with fewer queries than keys, and as many.
-        sum_queries: of the sums that it may carry in low precision. cast_formats: of the inputs that show its casts.
-        kept: tables that several checks share.
+        device: torch's. kept: tables that several checks share.
     """
 
     way: Way
     plan: CheckPlan
     judged: tuple[str, ...]
     device: str = "cpu"
-    cache: str = ""
-    distributions: Sequence[str] = ORDINARY
-    queries: Sequence[int] = FEW
-    sum_queries: Sequence[int] = QUERIES
-    cast_formats: Sequence[str] = ()
     kept: dict[tuple, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, way: Way, plan: CheckPlan, **settings: Any) -> "CheckedKernel":
-        """Choose formats and numbers of queries by what a kernel can do; settings: device, cache."""
-        answered, one_query = way.formats, ONE_QUERY in way.conventions
-        judged = [fmt for fmt in answered if fmt in ("BF16", "FP16")] or [fmt for fmt in answered if fmt == "FP32"]
-        if not isinstance(way.kernel, (str, KernelRef)):
-            way = replace(way, kernel=partial(way.kernel))  # a function may be a dataclass, which is several columns
+    def of(cls, way: Way, plan: CheckPlan, device: str = "cpu") -> "CheckedKernel":
+        """Choose the formats by what a kernel can do."""
+        judged = [fmt for fmt in way.formats if fmt in ("BF16", "FP16")] or [
+            fmt for fmt in way.formats if fmt == "FP32"
+        ]
         if plan.arithmetic:  # Baseline's has no backward pass
             way = replace(way, able=replace(way.able, gradients=False))
-        checked = cls(way, of_one_query(plan) if one_query else plan, tuple(judged), **settings)
-        few = () if checked.top_left else FEW[:1] if one_query else FEW  # aligned top-left they would see few keys
-        casts = tuple(fmt for fmt in answered if fmt != "FP64")
-        return replace(checked, queries=few, sum_queries=QUERIES[:1] if one_query else QUERIES, cast_formats=casts)
-
-    @classmethod
-    def likely(cls, kernel: KernelRef | Callable, plan: CheckPlan, **settings: Any) -> "CheckedKernel":
-        """What it will be for most kernels, before it is known what this one can do."""
-        return cls(Way(kernel, (), pd.DataFrame(), USUAL[0], ALL_CAPABILITIES), plan, ("BF16", "FP16"), **settings)
+        return cls(way, of_one_query(plan) if ONE_QUERY in way.conventions else plan, tuple(judged), device)
 
     @property
     def kernel(self) -> KernelRef | str | Callable:
@@ -73,6 +51,11 @@ class CheckedKernel:
         return self.way.able
 
     @property
+    def one_query(self) -> bool:
+        """Whether it is called for one query after the other."""
+        return ONE_QUERY in self.way.conventions
+
+    @property
     def top_left(self) -> bool:
         """Whether it always masks causally, aligned top-left."""
         if not self.able.causal:
@@ -81,44 +64,29 @@ class CheckedKernel:
         return bool((asked.note[asked.asked.isin((FEWER, CAUSAL_FEWER))] == "top_left").any())
 
     @property
+    def queries(self) -> Sequence[int]:
+        """Numbers of queries, fewer than keys, that its errors are measured at: aligned top-left they see few keys."""
+        return () if self.top_left else FEW[:1] if self.one_query else FEW
+
+    @property
     def call(self) -> dict[str, Any]:
         """The arguments that most cells share."""
         return dict(kernel=self.kernel, head_dim=self.way.head_dim, device=self.device)
 
-    def sweep(self, cell: Callable, grid: dict, **fixed: Any) -> pd.DataFrame:
-        """Measure the cells of a grid, as `sweep`."""
-        return sweep(cell, grid, fixed=fixed, uses=[kernels.get(self.kernel)], cache=self.cache)
-
-    def inputs_for(
-        self, distributions: Sequence[str], n: int, queries: Sequence[int | None], seeds: int, first: int | None = None
-    ) -> list[Inputs]:
-        """Make the Inputs of n keys, the formats of one draw next to each other.
+    def table(self, cell: Callable, settings: Iterable[Mapping[str, Any]], **fixed: Any) -> pd.DataFrame:
+        """Call a function once for each settings; on a terminal a bar shows how far it is.
 
         Args:
-            queries: None is as many as keys. seeds: draws of each. first: the first seed; None is the plan's.
-        """
-        settings: dict[str, Any] = dict(head_dim=self.way.head_dim, causal=self.able.causal, device=self.device)
-        settings |= dict(arithmetic=self.plan.arithmetic)
-        first = self.plan.first_seed if first is None else first
-        return [
-            Inputs(fmt, distribution, n, seed, n_q, **settings)
-            for distribution in distributions for n_q in queries
-            for seed in range(first, first + seeds) for fmt in self.judged
-        ]  # fmt: skip
+            cell: it returns its row, a dict, or a list of rows. settings: of each call, name -> value of its arguments;
+                fixed: arguments of all calls.
 
-    def over_lengths(self) -> tuple[list[Inputs], list[int]]:
-        """Make the Inputs of the first draw over lengths, of the plan and drawn at random; and the order in which the
-        kernel is called on them: drawn at random too, but that the formats of one draw stay together."""
-        plan, rng = self.plan, random.Random(self.plan.drawn_seed)
-        random_lengths = [] if plan.drawn_seed is None else [rng.randint(*ends) for ends in plan.drawn]
-        settings = [(n, plan.first_seed) for n in plan.lengths]
-        settings += [(n, plan.drawn_seed or 0) for n in random_lengths]
-        inputs = []
-        for n, seed in settings:
-            queries = (*self.queries, None) if n <= plan.square else self.queries
-            inputs += self.inputs_for(self.distributions, n, queries, 1, seed)
-        size = len(self.judged)
-        blocks = [range(start, start + size) for start in range(0, len(inputs), size)]
-        if plan.drawn_seed is not None:
-            rng.shuffle(blocks)
-        return inputs, [i for block in blocks for i in block]
+        Returns:
+            a row for each of the cell's: the settings, of a dataclass its fields, and what the cell found.
+        """
+        rows = []
+        for each in tqdm([*settings], desc=cell.__name__, leave=False, disable=None):
+            found, columns = cell(**each, **fixed), {}
+            for name, x in each.items():
+                columns |= asdict(x) if is_dataclass(x) and not isinstance(x, type) else {name: x}
+            rows += [columns | row for row in (found if isinstance(found, list) else [found])]
+        return pd.DataFrame(rows)

@@ -1,29 +1,18 @@
-"""An output and its own derived bound, which mistake or rounding has its error, and a kernel's outputs on every kind of
-inputs: where few keys have most of the weight, Baseline's own error is large, and the rule of two allows another
-attention."""
+"""An output and its own derived bound, and which mistake or rounding has its error."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from attention_check.isolation.calls import call_kernel
-from attention_check.isolation.worker import Outcome
-from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from attention_check.measure.reference_cache import Inputs
-from attention_check.measure.reference_worker import compute
 from attention_check.tolerance import Tolerance, tolerance
-from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
-from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
 
 if TYPE_CHECKING:
     from attention_check.probe.sampling import Sample
 
-BOUNDED = 128  # rows of a call that have a bound, spread evenly
 NO_CAUSE = dict(key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)
 
 
@@ -39,15 +28,12 @@ class BoundCheck:
     times: Tensor  # of every output, and of each row along the golden value: (*lead, n_q, d_v + 1)
 
     @classmethod
-    def of(
-        cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], about: Tolerance | None = None
-    ) -> "BoundCheck":
-        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count. about: of the
-        call, of a kernel that carries FP32 and stores o's dtype, where it is known."""
+    def of(cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> "BoundCheck":
+        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count."""
         precision = Precision.kernel(q.dtype)
         if o.dtype != torch.float64:
             precision = replace(precision, output=Format.of(o.dtype))
-        about = about or tolerance(q, k, v, precision=precision, **options)
+        about = tolerance(q, k, v, precision=precision, **options)
         output = o.detach().double().where(about.seen, 0.0)
         return cls(output, (q, k, v), options, precision, about, torch.cat(about.times(output), -1))
 
@@ -112,50 +98,3 @@ class WorstCall:
             return []
         times = self.worst.times.max().item()
         return [self.about | dict(times=times, rows=self.rows, of=self.of) | self.worst.cause()]
-
-
-def bounds(
-    kernel: KernelRef | str | Callable, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu",
-    able: Capabilities = ALL_CAPABILITIES,
-) -> list[dict]:  # fmt: skip
-    """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.BoundCheck`).
-
-    Args:
-        judged: the format of inputs and output. n: keys, and queries. able: of the kernel: one that always masks,
-            aligned top-left, is not asked for more keys than queries.
-
-    Returns:
-        one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
-        where the kernel gave nothing that is finite.
-    """
-    fn, furthest = kernel_fn(kernel, able.causal), WorstCall()
-    for inputs in bounded_inputs(judged, n, seed, head_dim, device, able):
-        answer = call_kernel(fn, *inputs.tensors())
-        if answer.outcome == Outcome.ANSWERED:
-            about, (tensors, options) = compute(tolerance_of, inputs), _bounded(inputs)
-            o = answer.output[..., inputs.rows(BOUNDED).to(device), :]
-            check = BoundCheck.of(o, *tensors, options, about)  # pyright: ignore
-            furthest.add(check, distribution=inputs.distribution)
-    return furthest.table()
-
-
-def bounded_inputs(judged: str, n: int, seed: int, head_dim: int, device: str, able: Capabilities) -> list[Inputs]:
-    """The Inputs of `bounds`, in its order."""
-    return [
-        Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
-        for distribution in DISTRIBUTIONS if distribution != UNEVEN or not (able.causal and able.top_left)
-    ]  # fmt: skip
-
-
-def tolerance_of(inputs: Inputs) -> Tolerance:
-    """The tolerance of a kernel that carries FP32, of BOUNDED rows of some Inputs."""
-    tensors, options = _bounded(inputs)
-    return tolerance(*tensors, precision=inputs.fmt, **options)
-
-
-def _bounded(inputs) -> tuple[tuple, dict[str, Any]]:
-    """The tensors and options of a call of these rows alone."""
-    (q, k, v), rows = inputs.tensors(), inputs.rows(BOUNDED)
-    if len(rows) == q.shape[-2]:
-        return (q, k, v), dict(causal=inputs.causal)
-    return (q[..., rows.to(q.device), :], k, v), inputs.options(rows, k.shape[-2])

@@ -33,13 +33,13 @@ class Measurements(_Tables):
     Attributes:
         conventions: keys of the conventions that it follows instead of what was asked for, and to which it was adapted.
         asked: what the kernel can do: rows of `contract.contract`.
-        lengths: its errors over N, formats, numbers of queries and seeds: rows of `tables.measure`.
+        lengths: its errors over N, formats, numbers of queries and seeds: rows of `errors.measure`.
         sums: what it carries from tile to tile: rows of `carry.carry`.
-        shapes: its errors over shapes and masks: rows of `tables.measure_shapes`.
-        inputs: its errors on inputs that make trouble: rows of `tables.measure`.
-        bounds: its outputs and their own bounds: rows of `closeness.bounds`.
-        splits: which emulation has its errors: rows of `split_keys.rounded_splits`.
-        repeats: one call again and again: rows of `determinism.repeats`.
+        shapes: its errors over shapes and masks: rows of `shapes.measure_shapes`.
+        inputs: its errors on inputs that make trouble: rows of `errors.measure`.
+        bounds: its outputs and their own bounds: rows of `bounds.bounds`.
+        splits: which emulation has its errors: rows of `splits.rounded_splits`.
+        repeats: one call again and again: rows of `repeats.repeats`.
         relations: what every kernel keeps: rows of `relations.relate`.
         rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
         conduct: what it did beside its work, of one in a separate process: rows of `IsolatedKernel.conduct`.
@@ -62,6 +62,11 @@ class Measurements(_Tables):
     launches: pd.DataFrame = _table()
     kernel: str = ""
     arithmetic: str = ""
+
+    @property
+    def top_left(self) -> bool:
+        """Whether a causal mask is aligned top-left in some call."""
+        return "note" in self.asked and bool((self.asked.note == "top_left").any())
 
     @property
     def has_format(self) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from attention_check.measure.relations import RELATIONS
+from attention_check.checks.relations import RELATIONS
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.rule import CALLS

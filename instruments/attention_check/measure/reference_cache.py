@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.low_bits import baseline_in
-from attention_check.measure.reference_worker import compute
 from fa_lib import kernels
-from fa_lib.experiments import biased_rounding
+from fa_lib.kernels.equal_maxima import draw_maxima
 from fa_lib.kernels.inputs import DISTRIBUTIONS, draw
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format
 from fa_lib.numerics.metrics import deviation
@@ -94,15 +93,16 @@ def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: in
     """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim), float64, of a name of `inputs.DISTRIBUTIONS`,
     or of BIASED or WORST, which have one head and as many queries as keys."""
     if distribution == WORST:
-        return compute(worst_inputs, n, seed, head_dim)
+        return worst_inputs(n, seed, head_dim)
     if distribution == BIASED:
-        return biased_rounding.problem(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
+        return draw_maxima(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
     return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))
 
 
 _before_rounding = lru_cache(maxsize=1)(draw_inputs)  # one draw serves every format
 
 
+@lru_cache(maxsize=1)  # of inputs that several emulations are tried on
 def reference_values(inputs: Inputs) -> dict[str, Tensor]:
     """What every kernel is held to on some Inputs: `golden`, the golden value's rows (1, heads, rows, head_dim), and
     `baseline`: max, rmse and outwards (`bias_away_from_zero`) of Baseline on the same rows."""

@@ -1,18 +1,20 @@
 """The figure of a report on somebody's kernel."""
 
+from functools import partial
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from attention_check.checks.carry import LOST
 from attention_check.judge.findings import Judgement
-from attention_check.measure.carry import LOST
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
 from attention_check.plots.page_style import BLUE, DIM, PANEL, READABLE, RUST, panel
 from attention_check.report import sentences
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
-from attention_check.report.pictures import PANELS, PICTURES
+from attention_check.report.pictures import PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
@@ -29,17 +31,20 @@ def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Fi
     if not len(found.lengths):
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
-    for ax, (key, name) in zip(axes.flat, PANELS.items()):
-        _DRAW[key](ax, getattr(found, name))
+    for ax, (key, (name, draw)) in zip(axes.flat, PANELS.items()):
+        draw(ax, getattr(found, name))
         ax.set_title(PICTURES[key].title)
     return captioned(figure, sentences.headline(judgement).removesuffix("."), caption)
 
 
 @styled
-def kernel_panel(key: str, table: pd.DataFrame) -> Figure:
-    """Draw one panel of `kernel_report`, a key of PANELS, as a figure without a title. table: of the
-    Measurements, under the panel's name in PANELS."""
-    return panel(lambda ax: _DRAW[key](ax, table), (4.4, 4.0) if key == "sides" else PANEL)
+def kernel_panels(found: Measurements) -> dict[str, Figure]:
+    """Draw each panel of `kernel_report`, by its key of PANELS, as a figure without a title; none of a kernel that runs
+    in no format."""
+    return {
+        key: panel(partial(draw, **{name: getattr(found, name)}), (4.4, 4.0) if key == "sides" else PANEL)
+        for key, (name, draw) in (PANELS if len(found.lengths) else {}).items()
+    }
 
 
 def _sums(ax, sums):
@@ -141,4 +146,6 @@ def _inputs(ax, inputs):
         ax.legend(loc="best")
 
 
-_DRAW = {"sums": _sums, "growth": _growth, "rule": _rule, "sides": _inputs}
+PANELS = {  # of a kernel's page -> its table, and what draws it
+    "sums": ("sums", _sums), "growth": ("lengths", _growth), "rule": ("shapes", _rule), "sides": ("inputs", _inputs),
+}  # fmt: skip

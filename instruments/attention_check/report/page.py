@@ -2,13 +2,16 @@
 
 import base64
 import io
+import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -17,8 +20,10 @@ from attention_check.report import sentences
 from attention_check.report.page_files import PageFiles
 from attention_check.report.pictures import PICTURES
 from attention_check.report.tables import Section
-from fa_lib.execution.results import provenance
+from fa_lib.execution.machine import date, installed, package, processor
+from fa_lib.execution.results import provenance, versions
 from fa_lib.execution.untrusted import Untrusted
+from fa_lib.kernels.kernel_ref import KernelRef
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,13 +52,13 @@ class Report:
 
 
 def write_report(
-    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure | str]",
+    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure]",
     tables: Iterable[tuple[str, pd.DataFrame]], about: Mapping[str, Any], settings: Mapping[str, Any],
 ) -> Report:  # fmt: skip
     """Write the tables, the record and the page of a judgement.
 
     Args:
-        sections: tables of the page. panels: key of `pictures.PICTURES` -> figure, or what `picture` made of it.
+        sections: tables of the page. panels: key of `pictures.PICTURES` -> figure.
         tables: name -> table, for a CSV file each. about: name -> value, for the heading: kernel, versions, date.
         settings: name -> value, for the end, and for the record.
     """
@@ -64,7 +69,7 @@ def write_report(
 
 
 def page(
-    judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure | str] | None" = None,
+    judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure] | None" = None,
     about: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """The page of a judgement; arguments as of `write_report`."""
@@ -75,7 +80,7 @@ def page(
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
         groups=[(severity.value, sentences.HEADINGS[severity], sentences.folded(group))
                 for severity, group in groups.items()],
-        pictures=[dict(key=key, png=figure if isinstance(figure, str) else picture(figure), words=PICTURES[key])
+        pictures=[dict(key=key, png=picture(figure), words=PICTURES[key])
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about or {}), settings=_texts(settings or {}),
     )  # fmt: skip
@@ -123,3 +128,21 @@ def picture(figure: "Figure") -> str:
 def _texts(named):
     lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in named.items()}
     return {name: ", ".join(map(str, values)) for name, values in lists.items()}
+
+
+def package_of(kernel: KernelRef) -> str:
+    """Write the package that a kernel is of, with its version."""
+    for source in entry_points(group="fa_lib.kernel_packages", name=kernel.module.partition(".")[0] or kernel.function):
+        if project := source.load()(kernel):
+            return project
+    return (package(kernel.module) or "none that is installed") if kernel.module else "fa_lib, built in"
+
+
+def circumstances(device: str) -> dict[str, str]:
+    """Versions, the date and the device."""
+    on_gpu, count = torch.device(device).type == "cuda", torch.get_num_threads()
+    name = torch.cuda.get_device_name(device) if on_gpu else processor()
+    threads = "" if on_gpu else f", {count} thread{'' if count == 1 else 's'}"
+    own = f"fa_lib {installed('fa_lib') or 'of a checkout'}"
+    libraries = f"{own}, torch {versions()['torch']}, Python {platform.python_version()}"
+    return {"Judged by": libraries, "Date": date(), "Device": f"{name}{threads}"}

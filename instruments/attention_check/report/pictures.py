@@ -49,4 +49,3 @@ PICTURES = {
         "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
     ),
 }
-PANELS = {"sums": "sums", "growth": "lengths", "rule": "shapes", "sides": "inputs"}  # of a kernel's page -> its table

@@ -9,27 +9,17 @@ import pandas as pd
 
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
-from attention_check.judge.tables import uncounted_breaks
 from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from attention_check.measure.measurements import Measurements
-from attention_check.measure.relations import RELATIONS
-from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from attention_check.report.labels import label, noted
 from fa_lib.kernels.rule import ALLOWED
 
 BROKE = "breaks"  # the column
-RELATED = {
-    BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer",
-    CONVENTION: "a convention",
-}  # fmt: skip
 OUTCOMES = {
     Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not called",
 }  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
-TROUBLES = dict(
-    failed="launch failed", access="out of bounds", unwritten="unwritten read", race="race", other="another fault",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,12 +58,6 @@ def kernel_sections(found: Measurements) -> list[Section]:
     return [
         Section("What it can do", by_call(found.asked)),
         Section(
-            "On the GPU", by_launch(found.launches),
-            "In all calls but those that ended its process. An unwritten read is a fault if the output depends "
-            "on it. Races are looked for in one small call. The grid is the largest; block, shared memory, registers "
-            "of a thread and blocks of a multiprocessor are of the launch with the most shared memory.",
-        ),
-        Section(
             "How far it is from the golden value", by_length(found.lengths),
             "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
             "the largest error and of the root mean square. The largest decides: at most 2.",
@@ -82,10 +66,6 @@ def kernel_sections(found: Measurements) -> list[Section]:
             "Shapes and masks", by_shape(found.shapes),
             "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
             "which are reported, and counted only where they are wrong by more than 20 %.",
-        ),
-        Section(
-            "Relations that every kernel should keep", by_relation(found.relations),
-            "How far two answers are apart, and how far two right ones may be (docs/reference/checks.md).",
         ),
     ]  # fmt: skip
 
@@ -139,66 +119,8 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
     outputs = calls.assign(beyond=beyond)[calls.tensor == "o"].set_index(index)
     broke = (outputs.beyond | outputs.outcome.isin(FAULTS)).reindex(wide.index)
-    return gravest_first(_index_last(wide, broke).rename(columns=COLUMNS), outputs.ratio.reindex(wide.index).to_numpy())
-
-
-def by_relation(related: pd.DataFrame) -> pd.DataFrame:
-    """A table of `relate`: a line for each case that was asked, a column for each format."""
-    answered = related[related.outcome != NOT_ASKED] if len(related) else related
-    if not len(answered):
-        return answered
-    says = answered.key.map(lambda key: RELATIONS[key].says)
-    distances = ": " + answered.number.map("{:.2g}".format) + " of " + answered.limit.map("{:.2g}".format)
-    cells = answered.outcome.map(RELATED) + distances.where(answered.outcome.isin((ROUNDING, BREAKS)), "")
-    uncounted = uncounted_breaks(answered)
-    cells = cells.mask(uncounted, cells.mask(answered.number.isna(), "NaN") + ", not counted")
-    rows = answered.assign(told=cells, **{"what must hold": says})
-    index = ["what must hold", "case"]
-    wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
-    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~uncounted).groupby([rows[name] for name in index]).any()
-    equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
-    order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
-    return gravest_first(_index_last(wide.loc[order], broke.loc[order]), 1.0 - equal.loc[order].to_numpy())
-
-
-def _index_last(wide, broke):
-    """A table of texts with BROKE in front, and its index as the last columns."""
-    front = wide.assign(**{BROKE: broke}).rename_axis(columns=None).reset_index()
-    return front[[BROKE, *wide.columns, *wide.index.names]]
-
-
-def by_launch(launches: pd.DataFrame) -> pd.DataFrame:
-    """A table of `isolated_kernel.IsolatedKernel.launches`; of the troubles that are rare, those that were."""
-    if not len(launches):
-        return launches
-    rows = launches.sort_values("launches", ascending=False, kind="stable")
-    counts, rare = {"registers": rows.registers, "resident blocks": rows.resident}, rows.other.map(bool).any()
-    return pd.DataFrame({
-        "kernel": rows.kernel, "launches": rows.launches.map("{:,}".format),
-        **{name: rows[key].map(_troubled) for key, name in TROUBLES.items() if key != "other" or rare},
-        "largest grid": rows.grid.map(_sizes), "block": rows.block.map(_sizes),
-        "shared memory (bytes)": [_shared(*bytes_) for bytes_ in zip(rows.static, rows.dynamic, rows.limit)],
-        **{name: [_count(x) for x in values] for name, values in counts.items() if values.notna().any()},
-    })  # fmt: skip
-
-
-def _count(number):
-    return f"{number:,.0f}" if number and pd.notna(number) else "–"
-
-
-def _sizes(sizes):
-    """ "128 × 2", without the ones at the end."""
-    kept = [size for at, size in enumerate(sizes) if not at or any(more > 1 for more in sizes[at:])]
-    return " × ".join(map(_count, kept))
-
-
-def _shared(static, dynamic, limit):
-    parts = [f"{size:,} {kind}" for size, kind in ((static, "static"), (dynamic, "dynamic")) if size]
-    return f"{' + '.join(parts) or '0'} of {limit:,}"
-
-
-def _troubled(where):
-    return "not watched" if pd.isna(where) else f"yes, {where}" if where else "no"
+    rows = wide.assign(**{BROKE: broke}).rename_axis(columns=None).reset_index()[[BROKE, *wide.columns, *index]]
+    return gravest_first(rows.rename(columns=COLUMNS), outputs.ratio.reindex(wide.index).to_numpy())
 
 
 def number_text(value):

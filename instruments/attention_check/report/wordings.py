@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attention_check.checks.relations import RELATIONS
+from attention_check.checks.relations.subject import BROKEN, CONVENTION, ROUNDING
 from attention_check.conventions.conventions import of_keys
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import FIRST, RACES
 from attention_check.measure.contract import BY_DEFAULT
 from attention_check.measure.plan import FEW
-from attention_check.measure.relations import RELATIONS
-from attention_check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
     CASTS,

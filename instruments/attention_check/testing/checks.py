@@ -7,35 +7,21 @@ from typing import Any
 
 import pandas as pd
 
-from attention_check.isolation.isolated_kernel import LIMIT_S, IsolatedKernel, conduct, isolated, wait
+from attention_check.checks import conduct
+from attention_check.checks.carry import SUMS
+from attention_check.checks.relations import RELATIONS
+from attention_check.checks.relations.subject import NOT_ASKED
+from attention_check.isolation.isolated_kernel import LIMIT_S, IsolatedKernel, isolated, wait
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
-from attention_check.judge import tables as page
+from attention_check.judge import kernel as page
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.measure.capability import (
-    CAPABILITIES,
-    CAUSAL_FEWER,
-    CAUSAL_ONE,
-    FORMATS,
-    GRADIENTS,
-    GRADIENTS_AT,
-    GRADIENTS_WITH,
-    HEAD_DIM,
-    HEAD_DIMS,
-    LARGE,
-    LARGE_CAPPED,
-    SINKS_GRADIENT,
-    UNMASKED,
-    Capabilities,
-)
-from attention_check.measure.carry import SUMS
+from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE, QUESTIONS, UNMASKED
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.contract import OTHER_LAYOUT
+from attention_check.measure.examine import MEASURED
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
 from attention_check.measure.reference_cache import ORDINARY
-from attention_check.measure.relations import RELATIONS
-from attention_check.measure.relations.subject import NOT_ASKED
-from attention_check.measure.tables import MEASURED
 from attention_check.measure.way import way_of
 from attention_check.report.labels import label, noted
 from attention_check.report.sentences import sentences_of
@@ -48,16 +34,6 @@ PLAN = CheckPlan(
 )
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
 UNSEEN = ("carry", "problem")  # findings that say, where they do not count, why nothing was seen
-ANSWERS = (  # (asked, dim) of `contract`
-    *((f"{fmt}", 0) for fmt in FORMATS),
-    *((each.key, each.call.head_dim or 0 if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
-    (LARGE.key, 0),
-    (LARGE_CAPPED.key, 0),
-    (GRADIENTS, 0),
-    *((GRADIENTS_AT, d) for d in HEAD_DIMS),
-    *((asked, 0) for asked in GRADIENTS_WITH.values()),
-    (SINKS_GRADIENT, 0),
-)
 
 
 @dataclass(frozen=True)
@@ -80,16 +56,13 @@ class NamedCheck:
 
     Attributes:
         of: keys of `judge.tables.CHECKS`, which judge it.
-        plan: what is measured otherwise than in PLAN. distributions: of `lengths`. gradients: whether they are asked
-            for.
+        plan: what is measured otherwise than in PLAN.
         rows: which rows of the first table are judged. lacking: what the kernel lacks where there are none.
         counts: whether a finding is this check's.
     """
 
     of: Sequence[str]
     plan: Mapping[str, Any] = field(default_factory=dict)
-    distributions: Sequence[str] = ORDINARY
-    gradients: bool = False
     rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
     lacking: str = "the kernel lacks what this check needs"
     counts: Callable[[Finding], bool] = lambda finding: True
@@ -101,15 +74,13 @@ class NamedCheck:
 
     def measure(self, checked: CheckedKernel) -> Measurements | Result:
         """Measure the tables; a Result where the kernel lacks what they are of."""
-        way, plan = checked.way, replace(PLAN, **self.plan)
-        able = way.able if self.gradients else Capabilities(gradients=False, causal=way.able.causal)
-        narrow = replace(checked, way=replace(way, able=able), plan=plan, distributions=self.distributions)
-        found = Measurements(asked=way.asked, kernel="the kernel")
+        narrow = replace(checked, plan=replace(PLAN, **self.plan))
+        found = Measurements(asked=checked.way.asked, kernel="the kernel")
         for name in self.tables:
-            if run := MEASURED.get(name):
-                key = (name, able, plan, self.distributions)
+            if measured := MEASURED.get(name):
+                key = (name, narrow.plan)
                 if key not in checked.kept:
-                    checked.kept[key] = run(narrow, found)
+                    checked.kept[key] = measured(narrow, found)
                 found = replace(found, **{name: checked.kept[key]})
         first = getattr(found, self.tables[0])
         rows = self.rows(first) if len(first) else first
@@ -172,7 +143,7 @@ def _judge(kernel) -> CheckedKernel | Result:
     for fmt in JUDGED:
         if fmt in way.formats:
             checked = CheckedKernel.of(way, PLAN)
-            return replace(checked, judged=(fmt,), cast_formats=(fmt,))
+            return replace(checked, judged=(fmt,))
     bad = way.asked[way.asked.outcome != Outcome.ANSWERED].iloc[0]
     what = noted(bad.outcome, bad.note, bad.problem)
     said = f"{', '.join(JUDGED)}: the kernel answers in none of them; in {label(bad.asked, bad.dim)} it {what}"
@@ -198,11 +169,19 @@ def _name(kind: str, subject: str) -> str:
 
 
 CHECKS: dict[str, NamedCheck] = {
-    **{f"error_{name}": NamedCheck(("error", "problem"), distributions=(name,)) for name in ORDINARY},
-    **{_name("rule", shape): NamedCheck(("rule",), dict(shapes=(shape,))) for shape in QUICK.shapes},
+    **{
+        f"error_{name}": NamedCheck(
+            ("error", "problem"), rows=lambda table, name=name: table[table.distribution == name],
+        ) for name in ORDINARY
+    },
+    **{
+        _name("rule", shape): NamedCheck(
+            ("rule",), dict(shapes=(shape,)), rows=lambda table: table[table.tensor == "o"],
+        ) for shape in QUICK.shapes
+    },
     **{
         _name("gradients", shape): NamedCheck(
-            ("rule",), dict(shapes=(shape,)), gradients=True,
+            ("rule",), dict(shapes=(shape,)),
             rows=lambda table: table[(table.tensor != "o") | (table.outcome != Outcome.ANSWERED)],
             lacking="the kernel has no gradients of this",
         ) for shape in QUICK.shapes
@@ -226,17 +205,16 @@ CHECKS: dict[str, NamedCheck] = {
             rows=lambda table, asked=asked, dim=dim: table[
                 table.asked.str.split(" in ").str[0].replace(UNMASKED, "causal").eq(asked) & (table.dim == dim)
             ],
-        ) for asked, dim in ANSWERS
+        ) for asked, dim in QUESTIONS
     },
     **{
         key: NamedCheck(
-            ("relations",), dict(relations=(key,)), gradients=True,
+            ("relations",), dict(relations=(key,)),
             lacking="the kernel has no such option", counts=lambda finding: finding.what == "relation",
         ) for key in RELATIONS
     },
     "bound": NamedCheck(
-        ("bound",), dict(troubled_n=max(PLAN.lengths)), gradients=True,
-        lacking="the kernel gives nothing that is finite",
+        ("bound",), dict(troubled_n=max(PLAN.lengths)), lacking="the kernel gives nothing that is finite",
     ),
     "alignment": NamedCheck(("alignment",), rows=_both_alignments),
 }  # fmt: skip
@@ -276,8 +254,9 @@ def check_named(kernel: KernelRef | str, names: Sequence[str], timeout: float = 
     with isolated(KernelRef.of(kernel), timeout) as subject:
         wait(subject)
         found = {check: result_of(check, subject) for check in checks}
-        apart = isinstance(subject.fn, IsolatedKernel)
-        return found | (dict(conduct=result(page.of_conduct(conduct(subject)))) if apart else {})
+        if isinstance(fn := subject.fn, IsolatedKernel):
+            found["conduct"] = result(conduct.judged(fn.conduct()))
+        return found
 
 
 def failed(results: Mapping[str, Result]) -> bool | None:

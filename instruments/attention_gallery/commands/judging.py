@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from attention_check.checks.relations import RELATIONS
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement, Severity
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.draws import OF_LENGTHS, worst_draws
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import QUICK, CheckPlan
-from attention_check.measure.relations import RELATIONS
 from attention_gallery.caches import QUANTISED_INPUTS, over_bits
 from attention_gallery.catalogue import CATALOGUES, FEW_QUERIES, PLANNED, Entry, installed
 from fa_lib import kernels
@@ -54,14 +54,12 @@ class JudgingSettings:
     Attributes:
         folder: where the record of each is kept. depth: a key of PLANS.
         device: whose catalogue: "cpu", "cuda" or "modelled".
-        cells: folder of finished cells and golden values; `folder`/cells where it is empty.
         limit_s: seconds of one kernel.
     """
 
     folder: str
     depth: str = "full"
     device: str = "cpu"
-    cells: str = ""
     limit_s: float = LIMIT_S
 
     def entry(self, key: str) -> Entry:
@@ -131,8 +129,7 @@ def judge_one(key: str, settings: JudgingSettings) -> None:
     process_settings.keep_memory()
     entry = settings.entry(key)
     device = "cpu" if settings.device == "modelled" else settings.device
-    cells = settings.cells or str(Path(settings.folder) / "cells")
-    measured = examine(entry.ref, settings.plan(entry), device=device, cache=cells)
+    measured = examine(entry.ref, settings.plan(entry), device=device)
     asked = measured.asked
     if (asked.outcome == Outcome.REFUSED).all():
         record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])

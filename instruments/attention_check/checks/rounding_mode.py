@@ -3,15 +3,23 @@
 Each cast is shown values a quarter, half and three quarters of the way between two neighbours of a format. Truncation
 is biased: its errors have one sign, and add up over layers (ROCm/aiter#5151)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor
 
+from attention_check.checks.carry import carried, sums_seen
 from attention_check.isolation.calls import Answer, call_kernel
+from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.measurements import Measurements
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import BF16, FP16, FP32, TF32, Format
+
+if TYPE_CHECKING:
+    from attention_check.measure.checked_kernel import CheckedKernel
 
 MODES = ("nearest_even", "nearest_away", "nearest", "truncates", "not_seen")  # nearest: its ties were not seen
 KEYS = 16  # that O is the mean of: few, so that one tile holds them, and a carry in low precision loses nothing
@@ -174,3 +182,24 @@ def _ties(up: Tensor, at: Tensor) -> Tensor | None:
     even, odd = (turn[i::2][seen[i::2]].mean() for i in (0, 1))
     later = bool(even - odd > 0.5)  # of an ulp: 1 where ties go to even, else 0
     return torch.tensor([not later, True, not later, True])
+
+
+def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+    """See how its casts round, in the formats that it is judged in and in FP32: rows of `rounding_mode`."""
+    formats = dict.fromkeys([*checked.judged, *(fmt for fmt in checked.way.formats if fmt == "FP32")])
+    settings = [dict(fmt=fmt) for fmt in formats]
+    return checked.table(rounding_mode, settings, causal=checked.able.causal, **checked.call)
+
+
+def judged(found: Measurements) -> Iterator[Finding]:
+    """How casts round, a finding for each cast and mode: truncation of P or of the output fails. A sum carried in low
+    precision rounds as the output does, and says nothing of it."""
+    rounding, (sums, _) = found.rounding, sums_seen(found)
+    if not len(rounding):
+        return
+    low = len(sums) and any(one["low"] for one in carried(sums))
+    seen = rounding[(rounding["mode"] != "not_seen") & ((rounding.what != "output") | (not low))]
+    for (what, mode), rows in seen.groupby(["what", "mode"], sort=False):
+        fails = mode == "truncates" and what != "inputs"
+        where = dict(what=what, mode=mode, into=[*dict.fromkeys(rows.into)])
+        yield Finding("rounding_mode", Severity.FAILS if fails else Severity.REPORTED, where)

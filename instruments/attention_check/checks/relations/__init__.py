@@ -2,18 +2,33 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from attention_check.checks.relations import batch
+from attention_check.checks.relations import gradients as gradient
+from attention_check.checks.relations import masks as mask
+from attention_check.checks.relations import values as value
+from attention_check.checks.relations.subject import (
+    BREAKS,
+    BROKEN,
+    CONVENTION,
+    NOT_ASKED,
+    ROUNDING,
+    KernelUnderTest,
+)
 from attention_check.conventions.low_bits import baseline_in
+from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from attention_check.measure.relations import batch
-from attention_check.measure.relations import gradients as gradient
-from attention_check.measure.relations import masks as mask
-from attention_check.measure.relations import values as value
-from attention_check.measure.relations.subject import BREAKS, ROUNDING, KernelUnderTest
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import Format
+
+if TYPE_CHECKING:
+    from attention_check.measure.checked_kernel import CheckedKernel
+    from attention_check.measure.measurements import Measurements
 
 
 @dataclass(frozen=True)
@@ -122,3 +137,48 @@ def relate(
             if row["outcome"] == BREAKS and row["number"] <= limits[row["case"]]:
                 row |= dict(outcome=ROUNDING, limit=limits[row["case"]])
     return rows
+
+
+def measured(checked: "CheckedKernel", found: "Measurements") -> pd.DataFrame:
+    """Ask for what every kernel keeps: rows of `relate`."""
+    plan, formats = checked.plan, checked.judged[: checked.plan.related_formats]
+    settings = [dict(key=key, fmt=fmt) for key in plan.relations for fmt in formats]
+    fixed = dict(seed=plan.first_seed, n=plan.related_n, arithmetic=plan.arithmetic, able=checked.able)
+    return checked.table(relate, settings, **fixed, **checked.call)
+
+
+def judged(related: pd.DataFrame) -> Iterator[Finding]:
+    """A finding for each relation that does not hold, of its gravest case, and how many cases do. A difference within
+    rounding is reported where the mathematics says the same bits, and so is what many kernels give by convention, and a
+    break of a relation that does not count. related: table of `relations.relate`, with columns key and fmt."""
+    if not len(related):
+        return
+    answered = related[related.outcome != NOT_ASKED]
+    answered = answered.assign(uncounted=uncounted_breaks(answered))
+    kept_cases = 0
+    for key, rows in answered.groupby("key", sort=False):
+        relation = RELATIONS[key]
+        reported = rows.outcome.eq(ROUNDING) & relation.bits
+        reported |= rows.uncounted | rows.outcome.eq(CONVENTION)
+        failed = rows.outcome.isin((BREAKS, BROKEN)) & ~reported
+        kept_cases += int((~rows.outcome.isin((BREAKS, BROKEN)) | (reported & relation.counts)).sum())
+        if not (failed | reported).any():
+            continue
+        bad = rows[failed] if failed.any() else rows[reported]
+        over = bad.number / bad.limit.where(bad.limit > 0, 1)  # the worst in its own limits
+        worst = bad.loc[over.idxmax()] if over.notna().any() else bad.iloc[0]
+        where = dict(relation=key, cases=[*dict.fromkeys(bad.case)], case=worst.case, fmt=worst.fmt)
+        where |= dict(outcome=worst.outcome, problem=worst.problem)
+        severity = Severity.FAILS if failed.any() else Severity.REPORTED
+        yield Finding("relation", severity, where, worst.number, worst.limit)
+    if len(answered):
+        counts = dict(held=kept_cases, of=len(answered), not_asked=len(related) - len(answered))
+        yield Finding("relations", Severity.PASSES if kept_cases == len(answered) else Severity.REPORTED, counts)
+
+
+def uncounted_breaks(related: pd.DataFrame) -> pd.Series:
+    """Which rows of a table of `relations.relate`, with a column key, break their relation and do not count: NaN where
+    the relation says so, and all breaks of a relation that does not count."""
+    relations = related.key.map(RELATIONS)
+    nan = related.number.isna() & relations.map(lambda relation: relation.nan_is_told).astype(bool)
+    return related.outcome.eq(BREAKS) & (nan | ~relations.map(lambda relation: relation.counts).astype(bool))

@@ -2,7 +2,7 @@
 
 import torch
 
-from attention_check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
+from attention_check.checks.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 
 
 @cases("batch", "position in the batch", "heads", "chunks of queries", "one query")

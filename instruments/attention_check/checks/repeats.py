@@ -1,16 +1,23 @@
 """Whether a call that is made again gives the same bits."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 
+from attention_check.checks.relations.subject import digest
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
+from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from attention_check.measure.relations.subject import digest
+from attention_check.measure.measurements import Measurements
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import BF16, FP32, Format
+
+if TYPE_CHECKING:
+    from attention_check.measure.checked_kernel import CheckedKernel
 
 
 def repeats(
@@ -56,3 +63,17 @@ def _apart(answers, fmt):
         apart = ((o - first).abs() / ulp).masked_fill(same, 0)
         worst = max(worst, apart.nan_to_num(math.inf, math.inf).max().item())  # NaN beside a number is as far
     return worst
+
+
+def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+    """Make one call again and again: rows of `repeats`."""
+    settings = [dict(fmt=checked.judged[0], runs=checked.plan.runs)]
+    return checked.table(repeats, settings, able=checked.able, **checked.call)
+
+
+def judged(table: pd.DataFrame) -> Iterator[Finding]:
+    """Different outputs and gradients of one call."""
+    row = table.iloc[0]
+    for what in ("outputs", "gradients"):
+        if pd.notna(row[what]):
+            yield Finding("repeats", Severity.REPORTED, dict(of=what, runs=int(row.runs)), row[what])

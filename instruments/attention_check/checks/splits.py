@@ -1,19 +1,29 @@
 """A kernel that works on parts of the keys and writes each part's result in low precision: told by its errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor
 
+from attention_check.checks.carry import carried
+from attention_check.checks.errors import inputs_of, place
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
+from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import kernel_fn
-from attention_check.measure.mistakes import explained_share
+from attention_check.measure.draws import OF_LENGTHS, worst_draws
+from attention_check.measure.measurements import Measurements
+from attention_check.measure.mistakes import EXPLAINED, explained_share
 from attention_check.measure.reference_cache import Inputs, reference_values
-from attention_check.measure.reference_worker import compute
 from fa_lib.kernels.kernel_ref import KernelRef
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import FP64, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
+
+if TYPE_CHECKING:
+    from attention_check.measure.checked_kernel import CheckedKernel
 
 SPLITS = (1, 2, 4, 8, 16, 32)  # that are tried
 
@@ -55,7 +65,7 @@ def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: b
         of `mistakes.explained_share`.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
-    reference = compute(reference_values, inputs)
+    reference = reference_values(inputs)
     golden, baseline = reference["golden"], reference["baseline"][0].item()
     answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
     emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()
@@ -65,3 +75,23 @@ def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: b
     o = answer.output[..., inputs.rows(), :].double().cpu()
     times = over_baseline(deviation(o, golden, fmt).max, baseline)
     return found | dict(times_max=times, explained=explained_share(o, golden, emulated))
+
+
+def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+    """Emulate rounded splits where the kernel is at its worst, if that needs a cause: rows of `rounded_splits`."""
+    calls = worst_draws(found.lengths[found.lengths.fmt != "FP32"], OF_LENGTHS, ALLOWED["o"])
+    clean = all(one["low"] is not True for one in carried(found.sums))
+    if not clean or not len(calls) or not (calls.times_max > ALLOWED["o"]).any():
+        return pd.DataFrame()
+    inputs = inputs_of(calls.loc[calls.times_max.idxmax()])
+    settings = [dict(splits=count, low_merge=low, inputs=inputs) for count in SPLITS for low in (False, True)]
+    return checked.table(rounded_splits, settings, kernel=checked.kernel)
+
+
+def judged(splits: pd.DataFrame) -> Iterator[Finding]:
+    """The cause of a large error without a carry: an emulation with rounded splits makes the same one."""
+    if len(splits) and splits.explained.notna().any():
+        best = splits.loc[splits.explained.astype(float).idxmax()]
+        if best.explained >= EXPLAINED:
+            where = place(best) | dict(splits=int(best.splits), low_merge=bool(best.low_merge))
+            yield Finding("rounded_splits", Severity.REPORTED, where, best.explained, EXPLAINED)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_check.checks.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
 from attention_check.isolation.calls import KernelError, its_threads, kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
 from attention_check.measure.wrong_answers import FAR, distance
 from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw

@@ -1,19 +1,27 @@
 """Which sums a kernel carries in low precision from tile to tile, and in tiles of how many keys: seen from outside."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from attention_check.checks.gross_errors import LOST, gross_errors
 from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.worker import Outcome
+from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.measurements import Measurements
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP64, Format
+
+if TYPE_CHECKING:
+    from attention_check.measure.checked_kernel import CheckedKernel
 
 SUMS = ("accumulator", "row_sum")  # what `carry` asks for
 QUERIES = (1, 16, 256)  # at a time; the last are more than a tile of queries holds
@@ -23,7 +31,6 @@ TERMS = (  # of a sum, and the sizes of tiles that it asks for
 )
 LARGE = 64.0  # the large term of V, so that small ones are held by FP16 and by caches of 8 bits
 ALONE = 64  # small terms of the control
-LOST = 2  # ulp: output, P and scores are rounded once each, at most half an ulp; sums of FP32 add nothing that shows
 ALL = 0.8  # of what is lost when every tile is: where tiles are twice as large as asked for, at most 0.72 is
 FIRST, LAST, CONTROL = range(3)  # places of the large term; the control has the small terms without it
 CARRIES = slice(CONTROL)  # the two of them that a carry loses terms of
@@ -180,3 +187,54 @@ def _sums(what, fmt, keys, n, head_dim):
     golden = kernels.golden(q_whole, k_whole, v, inputs=FP64)  # of like rows, columns
     values, alone_golden = golden.split(1, -1)
     return Sums(q, k, v, values, alone_golden, if_all_lost)
+
+
+def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+    """Measure what it carries from tile to tile: rows of `carry`. No more queries are asked for than the plan says."""
+    formats = [fmt for fmt in checked.judged if fmt != "FP32"] or ["BF16"]
+    counts = [count for count in QUERIES[: 1 if checked.one_query else None] if count <= checked.plan.square]
+    settings = [dict(fmt=fmt, queries=count) for fmt in formats for count in counts]
+    return checked.table(carry, settings, causal=checked.able.causal, **checked.call)
+
+
+def sums_seen(found: Measurements) -> tuple[pd.DataFrame, Finding | None]:
+    """The rows of a table of `carry` in formats that have no coarser numbers, and the finding of `gross_errors` that
+    hides what every sum loses; None where a loss is seen."""
+    wrong, sums = [*gross_errors(found)], found.sums
+    coarser = {f.where["fmt"] for f in wrong if f.what == "coarse"}
+    sums = sums[~sums.fmt.isin(coarser)] if coarser and len(sums) else sums
+    return sums, next((f for f in wrong if f.what != "coarse" or not len(sums)), None)
+
+
+def judged(found: Measurements) -> Iterator[Finding]:
+    """What is carried from tile to tile: a finding for each format and sum, of the number of queries where most is
+    lost; or one that says why there is none."""
+    sums, hides = sums_seen(found)
+    if hides or not len(sums):
+        yield Finding("carry", Severity.REPORTED, dict(problem="") | (dict(because=hides.what) if hides else {}))
+        return
+    severities = {True: Severity.FAILS, False: Severity.PASSES, None: Severity.REPORTED}
+    problems = sums.problem[sums.outcome != Outcome.ANSWERED]
+    groups: dict[tuple, list[dict]] = {}
+    for one in carried(sums):
+        groups.setdefault((one["fmt"], one["sum"]), []).append(one)
+    for group in groups.values():
+        low = [one for one in group if one["low"]]
+        clean = [one for one in group if one["low"] is False]
+        most = max(low or clean or group, key=lambda one: one["lost"])
+        where = {name: most[name] for name in ("sum", "fmt", "tile", "terms", "all")}
+        where |= dict(queries=[one["queries"] for one in low or clean or group], queries_of=len(low) + len(clean))
+        if most["low"] is None:
+            where |= dict(blind=any(one["blind"] for one in group), problem=problems.iloc[0] if len(problems) else "")
+        yield Finding("carry", severities[most["low"]], where, most["lost"], LOST)
+
+
+def row_sum(found: Measurements) -> Iterator[Finding]:
+    """An error of a sum that is no carry."""
+    sums, hides = sums_seen(found)
+    if hides or not len(sums):
+        return
+    off = [one for one in carried(sums) if one["low"] is False and one["lost"] > LOST]
+    for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in off):
+        lost = max(one["lost"] for one in off if (one["fmt"], one["sum"]) == (fmt, what))
+        yield Finding("sum_error", Severity.REPORTED, dict(sum=what, fmt=fmt), lost)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from attention_check.measure.carry import ALL
-from attention_check.measure.relations.masks import ADDED, HIDDEN, MORE_QUERIES, visible, with_hidden_rows
-from attention_check.measure.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
-from attention_check.measure.relations.values import weights
+from attention_check.checks.carry import ALL
+from attention_check.checks.relations.masks import ADDED, HIDDEN, MORE_QUERIES, visible, with_hidden_rows
+from attention_check.checks.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
+from attention_check.checks.relations.values import weights
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import FP32
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_check.checks.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
+from attention_check.checks.relations.values import weights
 from attention_check.isolation.calls import KernelError
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
-from attention_check.measure.relations.values import weights
 from fa_lib.numerics.formats import FP16, FP32
 
 HIDDEN = 40  # last keys that a mask hides: a part of most tiles
