@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib.execution import results
 from fa_lib.execution.folder_lock import locked_folder
-from fa_lib.execution.notebooks import is_fresh, of_scale, outcome, parameters, run, run_all
+from fa_lib.execution.notebooks import is_fresh, of_scale, outcome, parameters, run, run_all, stamp
 
 pytestmark = pytest.mark.slow  # each starts a notebook's kernel
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
@@ -236,5 +236,5 @@ def test_what_is_published_names_a_commit_that_has_its_code(tmp_path, monkeypatc
     named = {first: first, f"{first} with uncommitted changes": head, amended: head}
     for before, after in named.items():
         record.write_text(json.dumps(dict(commit=before, seconds=1.0)))
-        results.stamp(record)
+        stamp(record)
         assert json.loads(record.read_text()) == dict(commit=after, seconds=1.0)

@@ -75,7 +75,7 @@ def publish() -> None:
 
         from fa_lib.execution import ledger, notebooks
         from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
-        from fa_lib.execution.results import save_figure, stamp, uncommitted
+        from fa_lib.execution.results import save_figure, uncommitted
         from fa_lib.plots.overview import PANELS, overview
 
         if CHECKOUT is None:
@@ -101,7 +101,7 @@ def publish() -> None:
             if str(old.relative_to(CHECKOUT)) not in files:
                 old.unlink()
         for path in RESULTS.glob("*.provenance.json"):
-            stamp(path)
+            notebooks.stamp(path)
         ledger.renew(rows := ledger.ledger())
         tables = {name: RESULTS / f"{name}.csv" for name, *_ in PANELS.values()}
         if all(path.exists() for path in tables.values()):

@@ -31,7 +31,7 @@ from fa_lib.execution.files import replacing
 from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import PACKAGE, RECORDED, ROOT
 from fa_lib.execution.pools import share, workers
-from fa_lib.execution.results import versions
+from fa_lib.execution.results import commit, git, versions, write_json
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 SLOW_S = 600  # seconds that a kernel may take to start, and outputs to arrive: a loaded machine is no error
@@ -99,6 +99,14 @@ def outcome(notebook: Path, build: Path) -> dict | None:
         return record if isinstance(record["files"], dict) and "made_from" in record else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def stamp(path: Path) -> None:
+    """Have a provenance name the checkout's commit, unless it names one that led there: a run with changes that were
+    committed later. The caller knows that the commit has the code of the run (`is_fresh`)."""
+    record = json.loads(path.read_text())
+    if git("merge-base", "--is-ancestor", record["commit"], "HEAD").returncode:
+        write_json(path, record | dict(commit=commit()))
 
 
 def is_fresh(notebook: Path, scale: str, build: Path) -> bool:

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import subprocess
@@ -53,10 +52,10 @@ def save(
         if isinstance(each, pd.DataFrame):
             _write_table(results / f"{name}{suffix}.csv", each, 7)
         else:
-            _write_json(results / f"{name}{suffix}.json", [asdict(one) for one in each])
+            write_json(results / f"{name}{suffix}.json", [asdict(one) for one in each])
     if claims:
         _write_table(results / f"{name}.claims.csv", pd.DataFrame(claims), 6)
-    _write_json(results / f"{name}.provenance.json", provenance(parameters, pool))
+    write_json(results / f"{name}.provenance.json", provenance(parameters, pool))
     for figure_name, figure in dict(figures).items():
         save_figure(figure, Path(out) / "figures" / figure_name)
 
@@ -66,7 +65,7 @@ def _write_table(path, table, digits):
         table.to_csv(to, index=False, float_format=f"%.{digits}g")
 
 
-def _write_json(path, record):
+def write_json(path, record):
     with replacing(path) as to:
         to.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -105,15 +104,6 @@ def provenance(parameters: dict, pool: Executor | None = None) -> dict:
     }
 
 
-def finite(x: Any) -> Any:
-    """A record as JSON can hold it: numbers that are not finite are None."""
-    if isinstance(x, dict):
-        return {name: finite(value) for name, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [finite(value) for value in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
 def versions() -> dict[str, str]:
     """Return library -> version for those of LIBRARIES that are installed."""
     installed = {}
@@ -150,7 +140,7 @@ def commit() -> str:
     if CHECKOUT is None:
         return f"fa_lib {importlib.metadata.version('fa_lib')}, not a checkout"
     try:
-        found = _git("rev-parse", "--show-toplevel", "HEAD")
+        found = git("rev-parse", "--show-toplevel", "HEAD")
     except OSError:
         return "unknown: no git here"
     top, _, head = found.stdout.strip().rpartition("\n")
@@ -161,19 +151,11 @@ def commit() -> str:
 
 def uncommitted(*paths: str) -> list[str]:
     """List the files below paths of the checkout, or git's pathspecs, that are not as its commit has them."""
-    lines = _git("status", "--porcelain", "--untracked-files=all", "--", *paths).stdout.splitlines()
+    lines = git("status", "--porcelain", "--untracked-files=all", "--", *paths).stdout.splitlines()
     return [line[3:] for line in lines]
 
 
-def stamp(path: Path) -> None:
-    """Have a provenance name the checkout's commit, unless it names one that led there: a run with changes that were
-    committed later. The caller knows that the commit has the code of the run (`notebooks.is_fresh`)."""
-    record = json.loads(path.read_text())
-    if _git("merge-base", "--is-ancestor", record["commit"], "HEAD").returncode:
-        _write_json(path, record | dict(commit=commit()))
-
-
-def _git(*words: str) -> subprocess.CompletedProcess:
+def git(*words: str) -> subprocess.CompletedProcess:
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of another repository
     env = own | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
     return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, env=env)

@@ -208,9 +208,8 @@ class ResolvedOptions:
     def sink(self, heads: int | slice) -> Tensor | None:
         """Return the sink's logit (1, 1) of a flattened head, (heads, 1, 1) of several; None where there are no
         sinks."""
-        if self.sinks is None:
-            return None
-        return self.sinks.repeat(math.prod(self.lead) // len(self.sinks))[heads][..., None, None]
+        every = self.sinks if self.sinks is None else self.sinks.repeat(math.prod(self.lead) // len(self.sinks))
+        return every if every is None else every[heads][..., None, None]
 
     def rows(self, heads: int | slice, here: slice, products: Dot = EXACT, q_k: Tensor | None = None) -> "Scores":
         """Make the Scores of the rows `here` of a flattened head, or of several; products: the Dot of Q Kᵀ; q_k: it, or
@@ -229,7 +228,7 @@ class ResolvedOptions:
 class Scores:
     """Computes S of the rows `here` of one head, tile by tile: scaled, capped, masked, not yet rounded. mask and keep:
     (rows, n_kv) of these rows, or None; sink: (1, 1) or None; products: the Dot that sums Q Kᵀ; q_k: (rows, n_kv), Q Kᵀ
-    where it is known, or None. Of several heads, each has a leading dimension more, and so has S."""
+    where it is known, or None. Of several heads each has one dimension more."""
 
     def __init__(self, options: ResolvedOptions, here: slice, mask, keep, sink, products: Dot, q_k: Tensor | None):
         self.o, self.mask, self.keep_mask, self.sink, self.products, self.q_k = options, mask, keep, sink, products, q_k

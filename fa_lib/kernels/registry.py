@@ -3,12 +3,9 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 
 from fa_lib.kernels.kernel_ref import ADAPTERS, KernelRef, simulated
-from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.tiling import Tiling
 
 _BUILT_IN = {  # name -> the module of fa_lib.kernels that `get` imports it from
     "reference": "reference", "tiled": "tiled", "flash": "compiled", "unfused": "eager", "stepwise": "eager",
@@ -90,14 +87,3 @@ def plain(kernel: str | KernelRef | Callable) -> Callable:
     A kernel with other names for its options takes fa_lib's.
     """
     return import_module(ADAPTERS).standard(get(kernel))
-
-
-def with_precision(fn: Callable) -> Callable:
-    """Return a kernel without the arguments of an emulated one, such as a Precision; another one is returned as it
-    is."""
-    return partial(_uniform, fn) if emulates(fn) else fn
-
-
-def _uniform(fn, q, k, v, **options):
-    defaults = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
-    return fn(q, k, v, **{n: x for n, x in defaults.items() if n in inspect.signature(fn).parameters} | options)

@@ -1,7 +1,6 @@
 """What the emulated kernels share: rows of Q worked off by threads, and how results are stored.
 
-A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it. Where
-heads have few rows, it may take several heads at once: then each tensor has a leading dimension more.
+A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,6 +61,13 @@ def by_rows(
     out = q.new_empty(q.shape[0], options.n_q, features)
     step = rows or rows_at_once(q, width, options)
 
+    most = 1  # heads at once: as many as have `step` rows, all of which share their keys or have their own
+    if several and not stochastic(precision):
+        masked = options.mask is not None or options.keep is not None
+        fit = (rows_at_once(q, options.n_kv, options) if masked else step) // options.n_q
+        most = max(1, min(fit, -(-len(q) // (torch.get_num_threads() if q.is_cpu else 1))))
+    alike = len(q) if options.group == 1 else options.group
+
     def work(task):
         heads, first = task
         span = slice(first, min(first + step, options.n_q))
@@ -71,26 +77,14 @@ def by_rows(
         scores = options.rows(heads, span, precision.products, q_k)
         out[heads, span] = kernel(q[heads, span], k[kv], v[kv], scores, *(x[heads, span] for x in beside))
 
-    masked = options.mask is not None or options.keep is not None
-    most = rows_at_once(q, options.n_kv, options) if masked else step
-    heads = heads_at_once(q, most if several and not stochastic(precision) else 0, options)
+    groups = (range(first, first + alike) for first in range(0, len(q), alike))
+    heads = [slice(i, min(i + most, group.stop)) for group in groups for i in group[::most]]
     run([(some, first) for some in heads for first in range(0, options.n_q, step)], work, q.device)
     return out.reshape(*options.lead, options.n_q, features)
 
 
-def heads_at_once(q: Tensor, rows: int, options: ResolvedOptions) -> list[slice]:
-    """Group the heads of q (heads, n_q, head_dim) that are worked on together: as many as have so many rows, of the
-    same keys where keys are shared, and as leave each thread some."""
-    alike = len(q) if options.group == 1 else options.group
-    threads = torch.get_num_threads() if q.is_cpu else 1
-    size = max(1, min(rows // options.n_q, -(-len(q) // threads)))
-    starts = [i for first in range(0, len(q), alike) for i in range(first, first + alike, size)]
-    return [slice(i, min(i + size, (i // alike + 1) * alike)) for i in starts]
-
-
 def stochastic(precision: Precision) -> bool:
-    """Return whether a step's format draws how it rounds, by the tensor that it is given: then work is cut in one
-    way, whoever does it."""
+    """Return whether a format draws how it rounds, by the tensor that it is given: then work is cut in one way."""
     return any(getattr(precision, step).mode == "stochastic" for step in precision.steps())
 
 

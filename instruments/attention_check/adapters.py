@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from fa_lib.execution.lookup import lookup
-from fa_lib.kernels.registry import emulates, with_precision
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.registry import emulates
+from fa_lib.kernels.tiling import Tiling
 
 OPTION_NAMES = {  # option -> its names, the first fa_lib's own
     "causal": ("causal", "is_causal"),
@@ -113,6 +115,16 @@ def standard(fn: Callable, heads: int = -3) -> Callable:
     """Return a kernel without the arguments of an emulated one, such as a Precision, or else with fa_lib's names of
     options; heads: as of `renamed`."""
     return with_precision(fn) if emulates(fn) else renamed(fn, heads)
+
+
+def with_precision(fn: Callable) -> Callable:
+    """Return a kernel without the arguments of an emulated one, such as a Precision; another one as it is."""
+    return partial(_uniform, fn) if emulates(fn) else fn
+
+
+def _uniform(fn, q, k, v, **options):
+    defaults = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
+    return fn(q, k, v, **{n: x for n, x in defaults.items() if n in inspect.signature(fn).parameters} | options)
 
 
 def bshd(fn: Callable) -> Callable:

@@ -79,7 +79,8 @@ def explain(
             raise ValueError("kernel: got none; accepted is one with --gpu, or where there is no file of q, k, v and o")
         from attention_check.explain.explain import explain_call, read
         from attention_check.explain.explain_words import lines, nearer
-        from fa_lib.execution.results import finite, provenance
+        from attention_check.explain.verdict import finite
+        from fa_lib.execution.results import provenance
 
         calls = read(file, reading)
         found = {name: explain_call(each) for name, each in calls.items()}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from attention_check.explain.explanation import cause_of
+from attention_check.explain.verdict import finite
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.closeness import NO_CAUSE, BoundCheck
@@ -17,7 +18,7 @@ from attention_check.probe.skipped import place
 from attention_check.report.labels import has_this_error
 from attention_check.report.wordings import as_times
 from fa_lib import kernels
-from fa_lib.execution.results import finite, provenance
+from fa_lib.execution.results import provenance
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef, label_of
 from fa_lib.kernels.rule import baseline_for

@@ -1,5 +1,6 @@
 """What an output is, with its evidence: the answer of `explanation`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -198,3 +199,12 @@ class Explanation:
     def conventions(self) -> list[Convention]:
         """Those of the dialect that have a name."""
         return [BY_CHOICE[change] for change in self.dialect.items() if change in BY_CHOICE]
+
+
+def finite(x: Any) -> Any:
+    """A record as JSON can hold it: numbers that are not finite are None."""
+    if isinstance(x, dict):
+        return {name: finite(value) for name, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
