@@ -54,7 +54,12 @@ def without_page(p):
     return p * ~((torch.arange(KEYS) >= 16) & (torch.arange(KEYS) < 32))
 
 
+def with_dropout(p):
+    return p * (torch.rand(p.shape, generator=torch.Generator().manual_seed(1)) > 0.2) / 0.8
+
+
 FAULTS = {
+    "dropout": (kernel(columns=with_dropout), "Each weight is 0 or 1.25 times what it should be: dropout of "),
     "scale": (kernel(scale=1.2 * DIM**-0.5), "Scores are multiplied by 0.2121, expected 0.1768 (1.2 times)."),
     "softcap": (kernel(cap=3.0), "Scores have a softcap of 3, expected no softcap."),
     "window": (kernel(left=20), "Row 63 sees keys 75 to 95; expected keys 0 to 95: a window of 20 keys to the left."),

@@ -9,6 +9,7 @@ from attention_check.explain.verdict import runs
 from attention_check.measure.weights import Weights
 from attention_check.report.labels import listed, plural
 
+LARGE, DROPPED = 0.1, 0.02  # of a row's largest weight: smaller ones drown in rounding; a share, and what it may be off
 FEWEST, ONE_SCORE = 100, 0.05  # scores that are one number, and their standard deviation
 BLOCKS = 16, 32, 64, 128, 256
 
@@ -39,6 +40,8 @@ def differences(w: Weights) -> list[str]:
     furthest = f"the furthest weight, of head {head}, row {row}, key {key}, is {got:.4g}, expected {due:.4g}"
     if not w.measured.isfinite().all():
         return [f"Weights are NaN or infinite; {furthest}."]
+    if said := [*_dropped(w)]:
+        return said
     said = [*_places(w), *([*_hidden(w)] or _visible(w)), *_scores(w), *_sums(w)]
     return said or [f"Nothing that was read explains it; {furthest}."]
 
@@ -57,6 +60,15 @@ def _runs(keys: list[int]) -> str:
     texts = [f"{first} to {last}" if last > first else f"{first}" for first, last in runs(keys)]
     texts = [*texts[:3], f"{len(texts) - 3} more ranges"] if len(texts) > 4 else texts
     return f"key{plural(len(keys), '')} {listed(texts)}" if keys else "no key"
+
+
+def _dropped(w):
+    """Whether each weight is 0 or one multiple of what it should be, as dropout leaves them."""
+    times = (w.measured / w.expected)[w.due & (w.expected > LARGE * w.expected.amax(-1, keepdim=True))]
+    kept = times[times > 0]
+    share = 1 - len(kept) / max(len(times), 1)
+    if share > DROPPED and (kept * (1 - share) - 1).abs().quantile(0.9) < DROPPED:
+        yield f"Each weight is 0 or {kept.median():.3g} times what it should be: dropout of {share:.0%} is left on."
 
 
 def _hidden(w):
