@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from attention_check.explain.verdict import runs
-from attention_check.measure.weights import Weights
+from attention_check.measure.weights import SIGMAS, Weights
 from attention_check.report.labels import listed, plural
 
-LARGE, DROPPED = 0.1, 0.02  # of a row's largest weight: smaller ones drown in rounding; a share, and what it may be off
+LARGE, DROPPED = 0.1, 0.02  # of a row's largest weight: smaller ones drown in rounding; a share, and an error
 FEWEST, ONE_SCORE = 100, 0.05  # scores that are one number, and their standard deviation
 BLOCKS = 16, 32, 64, 128, 256
 
@@ -66,9 +66,11 @@ def _dropped(w):
     """Whether each weight is 0 or one multiple of what it should be, as dropout leaves them."""
     times = (w.measured / w.expected)[w.due & (w.expected > LARGE * w.expected.amax(-1, keepdim=True))]
     kept = times[times > 0]
-    share = 1 - len(kept) / max(len(times), 1)
-    if share > DROPPED and (kept * (1 - share) - 1).abs().quantile(0.9) < DROPPED:
-        yield f"Each weight is 0 or {kept.median():.3g} times what it should be: dropout of {share:.0%} is left on."
+    one = float(kept.median()) if len(kept) > FEWEST else 1.0
+    share, due = 1 - len(kept) / max(len(times), 1), 1 - 1 / one
+    by_chance = (due * (1 - due) / len(times)) ** 0.5 if one > 1 else 0.0
+    if due > DROPPED and abs(share - due) < SIGMAS * by_chance and (kept / one - 1).abs().quantile(0.9) < DROPPED:
+        yield f"Each weight is 0 or {one:.3g} times what it should be: dropout of {due:.0%} is left on."
 
 
 def _hidden(w):
