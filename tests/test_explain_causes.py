@@ -79,6 +79,20 @@ def packed():
     return dict(q=q, k=k, v=v, o=o, cu_seqlens=torch.tensor([0, 40, N]).int(), causal=True)
 
 
+def turned(x, positions):
+    """RoPE, of pairs of features i and i + d/2."""
+    angles = positions[:, None] * 1e4 ** (-torch.arange(0, D, 2).double() / D)
+    a, b = x.double().chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1).bfloat16()
+
+
+def second_chunk_too_far():
+    at = torch.arange(N)
+    wrong = at + 48 * (at >= 48)
+    o = attend(turned(Q, wrong), turned(K, wrong), V, CAUSAL)
+    return dict(q=turned(Q, at), k=turned(K, at), v=V, o=o, causal=True)
+
+
 of_all, of_q, of_kv = dict(q=Q, k=K, v=V), Q[:, :, -32:], dict(k=K[:, :2], v=V[:, :2])
 shifted = (torch.arange(N)[None] <= torch.arange(32)[:, None] + 64) & (torch.arange(N)[None] > 16)
 mask_of_heads = PADDING[:2].transpose(0, 1).repeat_interleave(2, 1)
@@ -100,6 +114,8 @@ CASES = {  # what is wrong -> the call, and what is said
         "of E4M3FNUZ that are read as E4M3 have 2."),
     "all rows see the first row's window": (dict(q=of_q, **of_kv, causal=True, window=(47, 0),
         o=attend(of_q, **of_kv, mask=shifted)), "attention without the window, of keys 17 to 95 alone."),
+    "RoPE counts a chunk's start twice": (second_chunk_too_far(), "q and k from key 48 on turned by RoPE 48 positions "
+        "too far"),
     "tanh overflows": (capped_by_exponentials(), "the size of a score over the softcap is beyond 88.7"),
     "exponentials vanish": (vanishing(), "All their scores are below -103: exp(score) is 0 in FP32"),
     "the cache has 4 bits": (of_all | dict(o=attend(Q, in_steps(K, 2), in_steps(V, 3))), "k and v in INT4 from least "

@@ -15,6 +15,7 @@ ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neith
            "k": "k once more", "other": "q in other pairs of features than k's"}  # fmt: skip
 FURTHER = "further"  # in place of a key of ROTATED, with a number of positions behind it: q is rotated so many more
 BEFORE, FROM = "kbefore", "kfrom"  # the same, with a key behind it: "k" for the keys before it, or from it on
+CHUNK = "chunk"  # the same, with a key, "by" and a number behind it: q, and keys from this one on, so many more
 PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features that are rotated together
 BASES = "1e4", "5e5", "1e6"
 OFFSETS = 128  # positions that RoPE may be off
@@ -36,6 +37,9 @@ def rotated(q: Tensor, k: Tensor, role: str, at: Tensor) -> tuple[Tensor, Tensor
         return torch.cat([found, x[..., d:]], -1)
 
     sign, keys = -1 if which == "neither" else 1, torch.arange(k.shape[-2])
+    if which.startswith(CHUNK):  # the same as the keys before it so many positions fewer
+        key, by = map(int, which.removeprefix(CHUNK).split("by"))
+        return q, turned(k, torch.full_like(keys, -by)).where((keys < key)[:, None], k)
     if which.startswith(FURTHER):
         return turned(q, torch.full_like(at, int(which.removeprefix(FURTHER)))), k
     if side := next((side for side in (BEFORE, FROM) if which.startswith(side)), ""):
@@ -59,10 +63,11 @@ def _frequencies(d, base):
 def of_number(role: str) -> str:
     """A role with a number in words: "with q turned by RoPE 3 positions too far (...)"."""
     which, pairs, base = role.removeprefix(ROPE).split("_")
-    name, number = re.fullmatch(r"([a-z]+)(-?\d+)", which).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    name, first, number = re.fullmatch(r"([a-z]+)(?:(\d+)by)?(-?\d+)", which).groups()  # pyright: ignore[reportOptionalMemberAccess]
     count, side = abs(int(number)), "too far" if int(number) > 0 else "too few"
     said = {
         FURTHER: f"q turned by RoPE {count} position{'s' * (count > 1)} {side}",
+        CHUNK: f"q and k from key {first} on turned by RoPE {count} position{'s' * (count > 1)} {side}",
         BEFORE: f"RoPE once more on the keys before {count}", FROM: f"RoPE once more on the keys from {count} on",
     }[name]  # fmt: skip
     return f"with {said} (base {float(base):,.0f}, features {PAIRS[pairs]} together)"
@@ -72,11 +77,15 @@ def read_off(rows_in: Callable[[str], Rows]) -> list[str]:
     """Roles with a number in which an output is nearest: q is turned some positions too far, and a part of the keys
     once more. rows_in: gives its rows in a role, "" as they are."""
     few = (rows := rows_in("")).q.shape[-1] > 1 and rows.q.shape[-1] * rows.shape[3] <= MOST
-    return [role for role in (_further(rows), _part_turned(rows, rows_in)) if role] if few else []
+    if not few:
+        return []
+    first = int(rows.places[2][0]) + rows.shape[3] - rows.shape[2]  # of a part of the rows, the first one's own key
+    roles = (_further(rows), _part_turned(rows, rows_in), _further(rows, first) if 0 < first < rows.shape[3] else "")
+    return [role for role in roles if role]
 
 
-def _further(rows):
-    """RoPE turns q by some positions more or fewer than it should."""
+def _further(rows, first=0):
+    """RoPE turns q by some positions more or fewer than it should; and so keys from `first` on, if it is not 0."""
     best, d = (math.inf, ""), rows.q.shape[-1] // 2 * 2
     for pairs, base in product(PAIRS, BASES):
         (a, b), (x, y) = (_pairs(z, pairs) for z in (rows.q[..., None, :], rows.k[:, :, None]))
@@ -84,11 +93,13 @@ def _further(rows):
         for at in torch.arange(-OFFSETS, OFFSETS + 1).split(max(SCORES // rows.shape[3], 1)):
             angles = at[:, None] * _frequencies(d, base)  # (offsets, d / 2)
             S = of_cos @ angles.cos().mT + of_sin @ angles.sin().mT  # (..., rows, n_kv, offsets)
+            S[..., first:, :] = of_cos[..., first:, :].sum(-1, keepdim=True) if first else S
             P = torch.softmax(S * rows.scale + rows.bias[..., None], -2).nan_to_num(0.0)
             error = (torch.einsum("ehrko,ehkf->ehrfo", P, rows.v) - rows.o[..., None]).square().sum((0, 1, 2, 3))
             if error.min() < best[0]:
                 by = int(at[error.argmin()])
-                best = error.min().item(), f"{ROPE}{FURTHER}{by}_{pairs}_{base}" if by else ""
+                which = f"{CHUNK}{first}by{by}" if first else f"{FURTHER}{by}"
+                best = error.min().item(), f"{ROPE}{which}_{pairs}_{base}" if by else ""
     return best[1]
 
 
