@@ -216,10 +216,11 @@ class ResolvedOptions:
         None."""
 
         def cut(x: Tensor | None) -> Tensor | None:
-            if x is None or isinstance(heads, int):
-                return x if x is None else x[np.unravel_index(heads, self.lead)][here]
-            some = range(math.prod(self.lead))[heads]
-            return torch.stack([x[np.unravel_index(head, self.lead)][here] for head in some])  # of all it may be large
+            if x is None:
+                return None
+            some = [heads] if isinstance(heads, int) else range(math.prod(self.lead))[heads]
+            found = [x[np.unravel_index(head, self.lead)][here] for head in some]  # of all heads it may be large
+            return found[0] if isinstance(heads, int) else torch.stack(found)
 
         known = None if q_k is None else q_k[heads, here]
         return Scores(self, here, cut(self.mask), cut(self.keep), self.sink(heads), products, known)

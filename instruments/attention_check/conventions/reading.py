@@ -284,6 +284,11 @@ def taken(x: Tensor, entries: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
     return x[entries[:, None, None], heads[:, None], rows]
 
 
+def in_four_dimensions(x: Tensor) -> Tensor:
+    """A tensor (..., sequence, features) as (batch, heads, sequence, features)."""
+    return x[(None,) * (4 - x.ndim)].flatten(0, -4)
+
+
 def spread(count: int, most: float) -> Tensor:
     """Indices of up to `most` of `count` things, evenly spread, the first and the last among them: int64."""
     if count <= most:

@@ -16,14 +16,13 @@ from attention_check.conventions.attention import Dialect, Rows, scores, weights
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
-from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, spread
+from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, in_four_dimensions, spread
 from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, own_sources, search
 from attention_check.conventions.solved_weights import LEAST_DROPOUT, OF_SINKS, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, runs, wrong_regions
 from attention_check.measure.mistakes import Cause
-from attention_check.probe.capture import Capture
 from attention_check.tolerance import BLOCK
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import E4M3, FP16, FP32, Format
@@ -133,11 +132,13 @@ def cause_of(
     """
     fmt, is_dropped = precision.inputs, options.get("keep") is not None
     options = {name: x for name, x in options.items() if x is not None and name not in ("keep", "dropout_p")}
-    tensors = (fmt(x.detach().double()).to(fmt.dtype or torch.float64) for x in (q, k, v))
-    held = Capture(*tensors, options=options).in_four_dimensions()
+    options = {name: x for name, x in options.items() if name != "causal" or x}
+    if "mask" in options:
+        options["mask"] = in_four_dimensions(options["mask"].expand(*q.shape[:-1], k.shape[-2]))
+    q, k, v = (in_four_dimensions(fmt(x.detach().double()).to(fmt.dtype or torch.float64)) for x in (q, k, v))
     stated = "" if fmt.dtype else fmt.name
-    o = o.detach()[(None,) * (4 - o.ndim)].flatten(0, -4)
-    call = CapturedCall(held.q, held.k, held.v, o, held.options, stated=stated, declared=precision, block=block)
+    o = in_four_dimensions(o.detach())
+    call = CapturedCall(q, k, v, o, options, stated=stated, declared=precision, block=block)
     if is_dropped:
         return Cause("keep_missing", True, 1.0) if Distance.of(call, Dialect()).is_rounding else None
     found = explanation(call)
@@ -208,30 +209,32 @@ def features_of_zero(case: Case, believed: Distance) -> Explanation | None:
         return None
     found = explanation(replace(call, v=call.v[..., ~zero], o=call.o[..., ~zero]))
     ranges = tuple(runs(zero.nonzero().flatten().tolist()))
-    where = WrongRegions(1.0, (), (), (), ranges, (*call.q.shape[:3], len(zero)))
+    where = WrongRegions(1.0, (), (), (), ranges, (*believed.rows.shape[:3], len(zero)))
     return replace(found, verdict=Verdict.BUG, zero="features", where=where)
 
 
 def rows_elsewhere(case: Case, believed: Distance) -> Explanation | None:
     """Right rows, but in other places; what is wrong beside them is 0."""
     call, (*shape, n_kv) = case.call, believed.rows.shape
-    places = [torch.arange(count) for count in shape]
+    places: Any = tuple(torch.arange(count) for count in shape)
     if math.prod(shape) > ELSEWHERE or math.prod(shape) * n_kv * call.q.shape[-1] > PRODUCTS:
         return None
     every = list(parts(call, believed.rows, places))
     due, o = (torch.cat([getattr(each, name).flatten(0, 2) for each in every]) for name in ("golden", "o"))
     least = UNLIKE * believed.rounding * due.norm(dim=-1)  # (entries * heads * rows,), in their order
-    wrong = (o - due).norm(dim=-1) > least
+    error = (o - due).norm(dim=-1)
+    wrong = error > least
     moved = (wrong & o.any(-1)).nonzero().flatten()
     at = moved[spread(len(moved), SUSPECTS)]
     if not len(at):
         return None
     off, of = torch.cdist(o[at], due).min(1)
-    if (off <= least[of]).double().mean() < IN_MOST:
+    if ((off <= least[of]) & (UNLIKE * off <= error[at])).double().mean() < IN_MOST:
         return None
     wrong = wrong.unflatten(0, shape)[..., None].expand(*shape, o.shape[-1])
     found = tuple((_place(int(a), shape), _place(int(b), shape)) for a, b in zip(at, of))
-    more: dict[str, Any] = dict(elsewhere=found, where=wrong_regions(wrong, places, tuple(wrong.shape)))
+    where: Any = wrong_regions(wrong, places, (*believed.rows.shape[:3], o.shape[-1]))
+    more: dict[str, Any] = dict(elsewhere=found, where=where)
     return case.explained(believed, of_all=True, zero="others" * (len(moved) < wrong[..., 0].sum()), **more)
 
 
@@ -269,7 +272,9 @@ def in_other_bits(case: Case, believed: Distance) -> Explanation | None:
     """Right, had its bits been read as the other format of 16."""
     call = case.call
     other = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}.get(call.o.dtype)
-    for names in ("o", "qkvo") if other and call.q.dtype == call.o.dtype else ("o",) if other else ():
+    if other is None:
+        return None
+    for names in ("o", "qkvo")[: 1 + (call.q.dtype == call.o.dtype)]:
         turned: dict[str, Any] = {name: getattr(call, name).view(other) for name in names}
         if Distance.of(replace(call, **turned), Dialect()).is_rounding:
             return case.explained(believed, bits=Format.of(other).name, bits_of_all=len(names) > 1)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attention_check.conventions.low_bits import SCALES, dequantised
+from attention_check.conventions.reading import in_four_dimensions
 from attention_check.probe.named_tensors import (
     BESIDE,
     LAID_OUT,
@@ -99,11 +100,6 @@ class Capture:
         stored |= {name: getattr(self, name) for name in ("q", "k", "v", "o", "dO") if getattr(self, name) is not None}
         with replacing(path) as temporary:
             save_file(stored, temporary, metadata=self.about)
-
-
-def in_four_dimensions(x: Tensor) -> Tensor:
-    """A tensor (..., sequence, features) as (batch, heads, sequence, features)."""
-    return x[(None,) * (4 - x.ndim)].flatten(0, -4)
 
 
 def _copy(x):
