@@ -80,6 +80,7 @@ CASES = {  # what is wrong -> it; name -> verdict and change
     "a block of dk is lost": (dict(dk=in_place(DK, (0, 1, slice(64, 96)), 0)), dict(dk=(Verdict.BUG, "zero"))),
     "dq of the first keys": (dict(dq=by_hand(slice(128))[0]), dict(dq=(Verdict.BUG, "parts"))),
     "rows counted twice in dv": (dict(dv=by_hand(rows=slice(64, 96))[1]), dict(dv=(Verdict.BUG, "parts"))),
+    "features of dv": (dict(dv=in_place(DV, (..., slice(8, 24)), 0.7)), dict(dv=(Verdict.BUG, ""))),
     "NaN in some rows of dq": (
         dict(dq=in_place(DQ, (slice(None), slice(None), slice(0, None, 3)), math.nan)),
         dict(dq=(Verdict.BUG, "not_finite"))),

@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 import torch
 from in_a_folder import SDPA, command, normal, own_path, recorded, saved, written_test_says  # noqa: F401
+from safetensors import safe_open
 from torch import nn
 
 from attention_check.adapters import OPTION_NAMES
 from attention_check.checks.conduct import judged as of_conduct
+from attention_check.explain.explain import explain_call
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
 from attention_check.judge.captured import judge_model
@@ -25,6 +27,7 @@ from attention_check.probe.skipped import Why
 from attention_check.report.labels import LABELS, NOTES
 from attention_check.report.sentences import headline
 from attention_check.report.wordings import as_times, times
+from benchmarks.reports import OF_THEN, REPORTS, is_cause, with_old_library
 from fa_lib import kernels
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.inputs import draw
@@ -397,3 +400,16 @@ def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kerne
     says = "NaN" if "nan" in name else r" is [\d.]+ times"
     assert re.search(says, written_test_says(tmp_path / "test_it.py", monkeypatch))
     assert written_test_says(tmp_path / "test_it.py", monkeypatch, f"shrunk_{name}:right") == ""
+
+
+with safe_open(OF_THEN, "pt") as file:  # outputs that the libraries of then gave, which were recorded
+    RECORDED = file.metadata()
+
+
+@pytest.mark.parametrize("report", [report for report in REPORTS if report.thread in RECORDED])
+def test_what_a_library_gave_then_is_explained(report):
+    own = report.make()
+    call, made_by = with_old_library(report, own)
+    found = explain_call(call)
+    assert made_by == RECORDED[report.thread] and call.o.shape == own.o.shape
+    assert found.worst == report.verdict and (is_cause(report, found) or not report.cause)

@@ -308,9 +308,9 @@ def _of_parts(right, name, x, worst):
 
 
 def _residual(x: Tensor, due: Tensor) -> float:
-    """Root mean square of an error over that of what is due."""
-    error = (x - due).square().mean().nan_to_num(math.inf)
-    return (error / due.square().mean().clamp(min=1e-300)).sqrt().item()
+    """Root mean square of an error over that of what is due; infinite where one is not finite."""
+    error, size = (x - due).square().mean().item(), due.square().mean().item()
+    return math.sqrt(error / max(size, 1e-300)) if math.isfinite(error) and math.isfinite(size) else math.inf
 
 
 def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, Tensor]:
