@@ -33,8 +33,7 @@ INTERLEAVED = torch.stack([Q, K, V], 2).flatten(1, 2).chunk(3, 1)
 HALF = torch.tensor([0.0] * 32 + [1.0] * 32).bfloat16()
 
 
-def moved(o):
-    """Blocks of rows, viewed with heads and rows in each other's place."""
+def moved(o):  # blocks of rows, viewed with heads and rows in each other's place
     return o.transpose(1, 2).reshape(B, 4, N // 4, H, D).transpose(2, 3).reshape(B, N, H, D).transpose(1, 2)
 
 
