@@ -169,6 +169,8 @@ def test_gradients_of_keys_that_no_row_sees_are_zero():
     others["dk"][:, :, 64:] = 1.0
     found = fa_lib.explain(Q[:, :, :64], K, V, o, mask=seen, dO=DO[:, :, :64], **others)
     assert "dk is not 0 in rows 64 to 191 (67% of the rows), keys that no row sees, and right elsewhere." in f"{found}"
+    found = fa_lib.explain(**RIGHT | dict(dq=in_place(DQ, (..., slice(1), slice(None)), 1.0)), causal=True)
+    assert "dq is wrong in row 0 " in f"{found}"  # which sees one key, so that 0 is due
 
 
 def test_gradients_that_are_zero_are_rounding():

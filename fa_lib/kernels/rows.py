@@ -64,8 +64,7 @@ def by_rows(
     most = 1  # heads at once: as many as have `step` rows, all of which share their keys or have their own
     if several and not stochastic(precision):
         masked = options.mask is not None or options.keep is not None
-        fit = (rows_at_once(q, options.n_kv, options) if masked else step) // options.n_q
-        most = max(1, min(fit, -(-len(q) // (torch.get_num_threads() if q.is_cpu else 1))))
+        most = max(1, (rows_at_once(q, options.n_kv, options) if masked else step) // options.n_q)
     alike = len(q) if options.group == 1 else options.group
 
     def work(task):

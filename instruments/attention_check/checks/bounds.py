@@ -70,7 +70,7 @@ def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
 
 
 def judged(close: pd.DataFrame, kernel: str) -> Iterator[Finding]:
-    """A finding for each row of `closeness` or `closeness.bounds` that is beyond its bound, or one for the row that is
+    """A finding for each row of `closeness` or `bounds` that is beyond its bound, or one for the row that is
     nearest to it.
 
     Beyond its bound, with the very error of another attention, an output fails: the rule does not see that where

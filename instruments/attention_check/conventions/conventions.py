@@ -218,8 +218,10 @@ CONVENTIONS = (
     *(Convention("layout", f"{name}_reshaped", f"of {words} with the strides of (batch, sequence, heads, head_dim)",
                  FAULT, how=_of(of, _viewed)) for name, of, words in (
         ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),
-        ("all", "qkvo", "tensors read and written"),
     )),
+    Convention("layout", "all_reshaped", "of tensors read and written with the strides of (batch, sequence, heads, "
+               "head_dim)", FAULT, lambda call: call.k.shape[1] > 1 or bool({"causal", "mask"} & call.options.keys()),
+               how=_of("qkvo", _viewed)),
     *(Convention("layout", f"{name}_contiguous", f"of {words} as if contiguous, where memory is (batch, sequence, "
                  "heads, head_dim)", FAULT, how=_of(of, _contiguous)) for name, of, words in (
         ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),

@@ -17,6 +17,7 @@ LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called 
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
 SAME_FACTOR = 0.01  # apart, of two factors that are one
+MOST_SHOWN = 1e6  # times the largest that is rounding: of larger numbers none says more
 SHOWN = 3  # rows in wrong places
 SAME = 1.1  # times the other's error: two outputs that are as near
 LESS_MEAN = "INT8, K less its mean over keys"  # SMOOTH, of a Cause
@@ -176,7 +177,7 @@ def _other(each, found):
         )  # fmt: skip
         return f"right, were each part added once{where}: {'; '.join(lines)}"
     if each.change in ("not_finite", "zero", "not_zero"):
-        unseen = ", which see no key" if each.name == "dq" else ", keys that no row sees"
+        unseen = ", where no key is seen" if each.name == "dq" else ", keys that no row sees"
         unseen = unseen if each.change == "not_zero" else ""
         return f"{CHANGES[each.change]} in {_where(each.where)}{unseen}, and right elsewhere"
     if each.change:
@@ -186,7 +187,13 @@ def _other(each, found):
             fmt=found.fmt, factor=each.factor, other=other, features=each.features, rows=rows
         )
     size = "(root mean square)" if each.name == "lse" else "of its size"
-    off = f"off by {each.residual:.2g} {size}; its largest error is {each.times:.2g} times the largest that is rounding"
+    off = (
+        f"off by {each.residual:.2g} {size}"
+        if math.isfinite(each.residual)
+        else "not finite, or not where it should be"
+    )
+    if each.times < MOST_SHOWN:
+        off += f"; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:
         return f"in coarser arithmetic: {off}"
     if each.where is not None and each.where.is_known:
@@ -228,7 +235,7 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
     "nan_rows": "{name} is wrong: {nan} NaN or infinite, though all that they read of q, k and v is finite.{they}",
     "dropout": "{name} is {what} with dropout left on, of about {found.dropout:.0%} of the weights.\n"
     "Solved for its weights, each is 0, or the same multiple of what it should be.",
-    "bits": "{name} is {what}{inputs}, but its bits are those of {found.bits}, read as another format.",
+    "bits": "{name} is {what}{inputs}, but its bits are those of {found.bits}, not of its stated format.",
     "constant": "Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant.",
     "elsewhere": "{name} is {what}, but its rows are in wrong places, in {where}.\n{elsewhere}.",
     "zero": "{name} is {what}, but 0 in {where}{sees}.",

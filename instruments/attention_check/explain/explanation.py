@@ -40,6 +40,7 @@ MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 9
 ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of these, that must be found
 AT_LARGEST = 0.03  # of the largest number, that rows which overflow and others may be beside it
 VANISHES = math.log(2.0**-149)  # an exponent, below which the exponential is 0 in FP32
+FEWEST = 16  # values of a part
 WRONG = 8.0  # times the root mean square error of right rows, at least, has a wrong row; and twice what is rounding
 
 
@@ -115,7 +116,10 @@ def explanation(call: CapturedCall) -> Explanation:
 
 
 def _of_part(call: CapturedCall, *at: Tensor) -> Explanation | None:
-    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found."""
+    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found, or the part
+    has few values, which fit anything."""
+    if math.prod(map(len, at)) * call.v.shape[-1] < FEWEST:
+        return None
     case = Case(replace(call, at=at))
     return next((answer for each in CANDIDATES if each.of_parts and (answer := each.of(case))), None)
 
@@ -219,8 +223,8 @@ def rows_elsewhere(case: Case, believed: Distance) -> Explanation | None:
     places: Any = tuple(torch.arange(count) for count in shape)
     if math.prod(shape) > ELSEWHERE or math.prod(shape) * n_kv * call.q.shape[-1] > PRODUCTS:
         return None
-    every = list(parts(call, believed.rows, places))
-    due, o = (torch.cat([getattr(each, name).flatten(0, 2) for each in every]) for name in ("golden", "o"))
+    every = ((each.golden.flatten(0, 2), each.o.flatten(0, 2)) for each in parts(call, believed.rows, places))
+    due, o = map(torch.cat, zip(*every))
     least = UNLIKE * believed.rounding * due.norm(dim=-1)  # (entries * heads * rows,), in their order
     error = (o - due).norm(dim=-1)
     wrong = error > least
@@ -276,7 +280,8 @@ def in_other_bits(case: Case, believed: Distance) -> Explanation | None:
         return None
     for names in ("o", "qkvo")[: 1 + (call.q.dtype == call.o.dtype)]:
         turned: dict[str, Any] = {name: getattr(call, name).view(other) for name in names}
-        if Distance.of(replace(call, **turned), Dialect()).is_rounding:
+        numbers = Distance.of(replace(call, **turned), Dialect())
+        if numbers.is_rounding and numbers.is_counted and numbers.fit.counted.numel():
             return case.explained(believed, bits=Format.of(other).name, bits_of_all=len(names) > 1)
     return None
 
@@ -446,16 +451,18 @@ def _not_finite(case: Case, numbers: Distance) -> Explanation:
     found = numbers.scan
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    every, bad = list(parts(case.call, numbers.rows, found.places)), wrong[..., 0].flatten()
+    bad, sizes = wrong[..., 0].flatten(), []
     counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
-    counts["hides"] = any(bool((each.bias == -math.inf).any()) for each in every)
-    over = torch.cat([OVERFLOWS["products"](each).flatten() for each in every]) > FP16.max
+    for each in parts(case.call, numbers.rows, found.places):
+        sizes.append([largest(each).nan_to_num(0.0).flatten() / LARGEST[name] for name, largest in OVERFLOWS.items()])
+        counts["hides"] = counts.get("hides") or bool((each.bias == -math.inf).any())
+    by_name = dict(zip(OVERFLOWS, map(torch.cat, zip(*sizes))))
+    over = by_name["products"] > 1
     counts["overflow"] = "products", int((over & bad).sum()), int((over & ~bad).sum())
-    for overflow, largest in OVERFLOWS.items() if bad.any() else ():
-        size = torch.cat([largest(each).nan_to_num(0.0).flatten() for each in every]) / LARGEST[overflow]
+    for name, size in by_name.items() if bad.any() else ():
         highest, lowest = size.masked_fill(bad, 0.0).max(), size[bad].min()
         if highest < lowest and highest - AT_LARGEST < 1 < lowest + AT_LARGEST:
-            counts["overflow"] = overflow, int(bad.sum()), 0
+            counts["overflow"] = name, int(bad.sum()), 0
             break
     return case.explained(numbers, of_all=True, where=where, **counts)
 

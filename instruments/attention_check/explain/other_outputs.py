@@ -46,6 +46,7 @@ ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Base
 TOGETHER = 32  # rows that share the largest error which is rounding
 OFF = 0.01  # of a factor from 1, and from 0, that is named
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
+FEWEST = 16  # numbers of a gradient, at least, that one factor is read off
 COUNTS = 1e4  # a log-sum-exp nearer to 0, of a row that sees no key, counts in a merge
 PARTS_OF_HEADS = 16, 32, 64, 128  # features that a kernel takes at a time, and which may be all that it takes
 
@@ -148,6 +149,12 @@ class RightGradients:
         x = x if GRADIENTS[name] == "q" else x[:, None]
         return x.unflatten(0, (-1, self.across)).flatten(1, 2)
 
+    def seen(self, name: str) -> Tensor:
+        """Which rows of q see a key, or which keys are seen, bool (entries, heads, n)."""
+        sees = (each.rows.bias[0] > -math.inf for each in self.groups)  # (heads, n_q, n_kv)
+        of_q = GRADIENTS[name] == "q"
+        return self.of_heads(name, ((x.any(-1) if of_q else x.any(0).any(0))[..., None] for x in sees))[..., 0]
+
     def shape(self, name: str) -> tuple[int, int, int, int]:
         """Of the whole gradient: batch, heads, n, d."""
         batch, heads, n_q, n_kv = self.groups[0].rows.shape
@@ -181,7 +188,7 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
     worst = int(by_head.argmax()) * len(right.groups) // by_head.numel()
     near = min(NEAR, residual / NEARER)
     wrong = error > bounds
-    unseen = (due == 0).all(-1) & wrong.any(-1)
+    unseen = ~right.seen(name) & wrong.any(-1)
     zero = (x == 0).all(-1) & wrong.any(-1)
     for value, bad in (("not_finite", (~x.isfinite()).any(-1)), ("zero", zero), ("not_zero", unseen)):
         if bad.any() and not (wrong & ~(rows := bad[..., None])).any():
@@ -223,7 +230,7 @@ def _like_others(right: RightGradients, name: str, x: Tensor, worst: int) -> Ite
     """A gradient x of a group times a number, another tensor's, and those of `_other_gradients`."""
     group, values = right.groups[worst], right.values[worst]
     factor = ((x * values[name]).sum() / values[name].square().sum().clamp(min=1e-300)).item()
-    if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
+    if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF and x.numel() >= FEWEST:
         scale, heads = group.rows.scale if name != "dv" else 1.0, 1 if name == "dq" else group.dO.shape[1]
         known = {"unscaled": 1 / scale, "scaled_twice": scale, "mean_of_heads": 1 / heads}
         like = [key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)]

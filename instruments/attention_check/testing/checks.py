@@ -55,7 +55,7 @@ class NamedCheck:
     """A check by its name: a part of checks of the page.
 
     Attributes:
-        of: keys of `judge.tables.CHECKS`, which judge it.
+        of: keys of `judge.kernel.CHECKS`, which judge it.
         plan: what is measured otherwise than in PLAN.
         rows: which rows of the first table are judged. lacking: what the kernel lacks where there are none.
         counts: whether a finding is this check's.
@@ -69,7 +69,7 @@ class NamedCheck:
 
     @property
     def tables(self) -> list[str]:
-        """The tables that are judged, of `measure.tables.MEASURED`, or that comes with the kernel."""
+        """The tables that are judged, of `measure.examine.MEASURED`, or that comes with the kernel."""
         return [*dict.fromkeys(name for key in self.of for name in page.CHECKS[key].tables)]
 
     def measure(self, checked: CheckedKernel) -> Measurements | Result:
