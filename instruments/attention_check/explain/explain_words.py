@@ -187,11 +187,7 @@ def _other(each, found):
             fmt=found.fmt, factor=each.factor, other=other, features=each.features, rows=rows
         )
     size = "(root mean square)" if each.name == "lse" else "of its size"
-    off = (
-        f"off by {each.residual:.2g} {size}"
-        if math.isfinite(each.residual)
-        else "not finite, or not where it should be"
-    )
+    off = f"off by {each.residual:.2g} {size}" if math.isfinite(each.residual) else "not finite where it should be"
     if each.times < MOST_SHOWN:
         off += f"; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:
