@@ -62,7 +62,7 @@ def by_rows(
     step = rows or rows_at_once(q, width, options)
 
     most = 1  # heads at once: as many as have `step` rows, all of which share their keys or have their own
-    if several and not stochastic(precision):
+    if several and len(q) > 1 and not stochastic(precision):
         masked = options.mask is not None or options.keep is not None
         most = max(1, (rows_at_once(q, options.n_kv, options) if masked else step) // options.n_q)
     alike = len(q) if options.group == 1 else options.group
