@@ -22,7 +22,7 @@ def drawn(dtype=torch.bfloat16):
 
 
 def kernel(
-    scale=DIM**-0.5, cap=None, left=None, slopes=0.0, sink=None, keys=KEYS, columns=lambda p: p, top_left=False,
+    scale=DIM**-0.5, cap=None, left=None, slopes=0.0, sink=None, keys=KEYS, columns=lambda p: p, top_left=False, hidden=-torch.inf,
     share=lambda x: x.repeat_interleave(HEADS // KV_HEADS, 1), probs=lambda p: p,
 ):  # fmt: skip
     """Attention under a causal mask in float64, with a fault."""
@@ -32,7 +32,7 @@ def kernel(
         S = S if cap is None else cap * torch.tanh(S / cap)
         own = torch.arange(ROWS)[:, None] + (0 if top_left else KEYS - ROWS)
         distance = torch.arange(KEYS) - own
-        S = (S + slopes * distance).masked_fill((distance > 0) | (torch.arange(KEYS) >= keys), -torch.inf)
+        S = (S + slopes * distance).masked_fill((distance > 0) | (torch.arange(KEYS) >= keys), hidden)
         S = S if left is None else S.masked_fill(distance < -left, -torch.inf)
         m = S.amax(-1, keepdim=True)
         p = probs(torch.exp(S - m))
@@ -59,6 +59,7 @@ def with_dropout(p):
 
 
 FAULTS = {
+    "hidden keys": (kernel(hidden=0.0), "Keys that should be hidden have the score 0, which is not -inf."),
     "dropout": (kernel(columns=with_dropout), "Each weight is 0 or 1.25 times what it should be: dropout of "),
     "scale": (kernel(scale=1.2 * DIM**-0.5), "Scores are multiplied by 0.2121, expected 0.1768 (1.2 times)."),
     "softcap": (kernel(cap=3.0), "Scores have a softcap of 3, expected no softcap."),

@@ -62,7 +62,8 @@ def wrong_regions(wrong: Tensor, places: tuple[Tensor, ...], shape: tuple[int, i
     first = int(of_rows.flatten().int().argmax())
     entry, rest = divmod(first, of_rows[0].numel())
     head, row = divmod(rest, of_rows.shape[2])
-    if of_rows.shape == shape[:3] and row and of_rows.flatten()[first:].double().mean() > 1 - OUT and not features:
+    after = of_rows.flatten()[first:]
+    if of_rows.shape == shape[:3] and row and len(after) > 1 and after.double().mean() > 1 - OUT and not features:
         start = entry, head, row
     return WrongRegions(of_rows.double().mean().item(), entries, heads, rows, features, shape, start)
 

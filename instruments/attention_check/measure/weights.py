@@ -136,10 +136,10 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     n_q, n_kv = raw.shape[1:]
     distance = (torch.arange(n_kv) - torch.arange(n_q)[:, None] - n_kv + n_q).abs().double()
     bias = -distance.expand_as(raw) if added is None else added.flatten(0, 1)
-    found = _map(p, raw, bias, resolved, fmt or q.dtype, limit)
+    found = _map(p, raw, bias, own > 0, resolved, fmt or q.dtype, limit)
     scale = found.scale.mean().item()
     if found.residual > found.limit and scale > resolved.scale:  # larger scores round to more
-        of_larger = _map(p, raw, bias, resolved, fmt or q.dtype, due(**options | dict(scale=scale))[2])
+        of_larger = _map(p, raw, bias, own > 0, resolved, fmt or q.dtype, due(**options | dict(scale=scale))[2])
         found = of_larger if of_larger.residual <= of_larger.limit else found
     sink, factor = _further_term(p, expected, found, bound.norm(dim=-1))
     return Weights(
@@ -206,11 +206,11 @@ def _format(p, stored):
     return ""
 
 
-def _map(p, raw, bias, resolved, fmt, limit):
+def _map(p, raw, bias, due, resolved, fmt, limit):
     """The Map of fewest parameters that leaves no more than rounding: as believed, a line, a curve; else the first."""
     fmt = Format.of(fmt)
     limit = max(limit, fmt.unit_roundoff)
-    at = (p / p.amax(-1, keepdim=True) > max(LEAST, 2.0**fmt.emin)) & (p > 2.0**fmt.emin) & bias.isfinite()
+    at = (p / p.amax(-1, keepdim=True) > max(LEAST, 2.0**fmt.emin)) & (p > 2.0**fmt.emin) & bias.isfinite() & due
     y = _centred(p.where(at, 1.0).log(), at).flatten(1)[..., None]
 
     def fitted(turn):

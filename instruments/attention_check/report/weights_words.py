@@ -80,7 +80,7 @@ def _hidden(w):
     score = (w.measured.clamp(min=1e-300).log() - own.nanmedian(-1, keepdim=True).values)[at]
     score = score[score.isfinite()]
     if not (w.due & ~w.seen).any() and len(score) > FEWEST and score.std() <= ONE_SCORE:
-        yield f"Keys that should be hidden have the score {score.mean():.3g}, which is not -inf."
+        yield f"Keys that should be hidden have the score {round(float(score.mean()), 2):g}, which is not -inf."
 
 
 def _visible(w):
