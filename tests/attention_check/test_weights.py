@@ -22,8 +22,8 @@ def drawn(dtype=torch.bfloat16):
 
 
 def kernel(
-    scale=DIM**-0.5, cap=None, left=None, slopes=0.0, sink=None, keys=KEYS, columns=lambda p: p, top_left=False, hidden=-torch.inf,
-    share=lambda x: x.repeat_interleave(HEADS // KV_HEADS, 1), probs=lambda p: p,
+    scale=DIM**-0.5, cap=None, left=None, slopes=0.0, sink=None, keys=KEYS, columns=lambda p: p, top_left=False,
+    share=lambda x: x.repeat_interleave(HEADS // KV_HEADS, 1), probs=lambda p: p, hidden=-torch.inf,
 ):  # fmt: skip
     """Attention under a causal mask in float64, with a fault."""
 
