@@ -167,7 +167,8 @@ def of_eight_bits(case: Case, believed: Distance | None) -> Explanation | None:
 
 def as_believed(case: Case, believed: Distance) -> Explanation | None:
     """Within rounding of what the caller believes; or no row counts, and none is strange."""
-    return case.confirmed(believed, Verdict.ROUNDING) if believed.is_rounding and believed.is_counted else None
+    counts = believed.is_counted or believed.fit.counted.numel() * case.call.v.shape[-1] >= FEWEST
+    return case.confirmed(believed, Verdict.ROUNDING) if believed.is_rounding and counts else None
 
 
 def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
