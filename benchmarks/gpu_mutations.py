@@ -49,7 +49,7 @@ KERNELS = {
     "flashinfer": Changed("attention_gallery.flashinfer_cuda:flashinfer_prefill", 64),
     "llama": Changed("attention_gallery.llama_cuda:llama_cuda_decode", 64, DECODING, (torch.float16,)),
 }
-JUDGE = ("instruments/attention_check/judge", "instruments/attention_check/measure")
+JUDGE = [f"instruments/attention_check/{folder}" for folder in ("checks", "judge", "measure")]
 SEVERE = 10  # times the unchanged kernel's error
 
 
