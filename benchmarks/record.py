@@ -95,7 +95,7 @@ def gallery(device: str, out: Path) -> None:
     from attention_gallery.commands.judging import JudgingSettings, judge_all
 
     keys, depth = ([*ON_CUDA], "gpu") if device == "cuda" else (["torch_math"], "rehearsal")
-    settings = JudgingSettings(f"{out / 'gallery'}", depth, device, f"{build() / 'record'}", limit_s=240)
+    settings = JudgingSettings(f"{out / 'gallery'}", depth, device, limit_s=240)
     save(out, "14_gallery", dict(device=device, depth=depth), judge_all(keys, settings, print, jobs=6))
 
 
