@@ -210,7 +210,8 @@ def of_the_gpu_changes():
                for _, own in gpu_mutations.score(rows[rows.of == name]).tail(1).iterrows()]  # fmt: skip
     kinds = ", ".join(f"{own.kind} {own.failed} of {own.severe}" for own in ran.iloc[:-1].itertuples())
     found = [f"{len(rows)}", f"{k} of {n}", shares[0], f"{n - k}", f"{now} of the {n - k}"]
-    return [*found, f"{n - k - of + seen}", f"{seen} of {of}", shares[1], *kernels[:4], kinds, *kernels[4:]]
+    today = [f"{k + now} of {n}", f"{seen + (launched.now == Verdict.FAILS).sum()} of {of}"]
+    return [*found, f"{n - k - of + seen}", f"{seen} of {of}", shares[1], *kernels[:4], kinds, *kernels[4:], *today]
 
 
 @number
