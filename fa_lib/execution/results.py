@@ -65,7 +65,8 @@ def _write_table(path, table, digits):
         table.to_csv(to, index=False, float_format=f"%.{digits}g")
 
 
-def write_json(path, record):
+def write_json(path: Path, record: Any) -> None:
+    """Write a record as JSON, whole or not at all."""
     with replacing(path) as to:
         to.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -156,6 +157,7 @@ def uncommitted(*paths: str) -> list[str]:
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
+    """Run git in the checkout, as if no other repository were named."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of another repository
     env = own | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
     return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, env=env)

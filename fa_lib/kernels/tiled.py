@@ -141,9 +141,7 @@ class Forward:
 
 def merged(p: Precision, parts: list[Tensor]) -> Tensor:
     """Merge O and L of parts of the keys, (rows, d_v + 1) each, into those of all keys: sum of exp(L_i - L) O_i."""
-    O, L = (
-        torch.stack(x) for x in zip(*((x[..., :-1], x[..., -1:]) for x in parts))
-    )  # (parts, rows, head_dim), (.., 1)
+    O, L = (torch.stack(x) for x in zip(*((x[..., :-1], x[..., -1:]) for x in parts)))  # (parts, rows, d_v), (.., 1)
     m = L.amax(0)  # (rows, 1)
     m = m.where(m != -torch.inf, 0.0)  # of a row that saw no key
     weights = p.factors(torch.exp(p.factors(L - m)))  # (parts, rows, 1)

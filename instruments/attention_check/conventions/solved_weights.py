@@ -111,7 +111,7 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
         wrong[counted] = off.any(-1)
         if not off.any():
             return None
-        found = replace(_told(rows, cut, times, near, off, counted), size=size)
+        found = _told(rows, size, cut, times, near, off, counted)
         if found.rule == Rule.ROW_SUM and (sinks := call.options.get("sinks")) is not None:
             rule, count = _of_sinks(rows, times[:, 0], counted, sinks.double().cpu().reshape(-1))
             found = replace(found, rule=rule, count=count)
@@ -161,7 +161,7 @@ def _solved(tiles, o):
     return times[..., 0], error, (left.square().sum() / o[:, 1::2].square().sum().clamp(min=TINY)).sqrt().item()
 
 
-def _told(rows: Rows, cut, times, near, off, counted):
+def _told(rows: Rows, size, cut, times, near, off, counted):
     """The WrongTiles of factors (rows, tiles), of which some are off. cut: keys of each tile; near: how far from 1 a
     right factor may be."""
     ends_at = torch.tensor(cut).cumsum(0).tolist()
@@ -172,7 +172,7 @@ def _told(rows: Rows, cut, times, near, off, counted):
             ends = torch.tensor([0.05, 0.95], dtype=times.dtype)
             of_tile = times[off[:, at], at].quantile(ends).tolist()
             listed.append((ends_at[at] - cut[at], ends_at[at] - 1, *of_tile))
-    return WrongTiles(cut[0], rule, tuple(listed))
+    return WrongTiles(size, rule, tuple(listed))
 
 
 def _rule(rows, cut, times, near, off, counted):
@@ -273,7 +273,12 @@ def dropped(rows: Rows) -> float | None:
     P, found = weights(rows), solved(rows)
     if found is None or rows.dialect.softmax or not rows.o.isfinite().all():
         return None
-    ratio = (found / P.clamp(min=TINY))[LARGE * P.amax(-1, keepdim=True) < P]
+    return share_dropped((found / P.clamp(min=TINY))[LARGE * P.amax(-1, keepdim=True) < P])
+
+
+def share_dropped(ratio: Tensor) -> float | None:
+    """The share of weights that dropout took, of their ratios to what they should be: each is 0, or the one multiple
+    that this share leaves. None where they are not."""
     gone = ratio.abs() < KEPT
     share = gone.double().mean().item()
     kept, count = ratio[~gone], ratio.numel()

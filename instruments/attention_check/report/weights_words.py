@@ -5,11 +5,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from attention_check.conventions.solved_weights import LARGE, share_dropped
 from attention_check.explain.verdict import runs
-from attention_check.measure.weights import SIGMAS, Weights
+from attention_check.measure.weights import Weights
 from attention_check.report.labels import listed, plural
 
-LARGE, DROPPED = 0.1, 0.02  # of a row's largest weight: smaller ones drown in rounding; a share, and an error
 FEWEST, ONE_SCORE = 100, 0.05  # scores that are one number, and their standard deviation
 BLOCKS = 16, 32, 64, 128, 256
 
@@ -42,7 +42,7 @@ def differences(w: Weights) -> list[str]:
         return [f"Weights are NaN or infinite; {furthest}."]
     if said := [*_dropped(w)]:
         return said
-    said = [*_places(w), *([*_hidden(w)] or _visible(w)), *_scores(w), *_sums(w)]
+    said = [*_places(w), *([*_score_of_hidden(w)] or _visible(w)), *_scores(w), *_sums(w)]
     return said or [f"Nothing that was read explains it; {furthest}."]
 
 
@@ -64,16 +64,13 @@ def _runs(keys: list[int]) -> str:
 
 def _dropped(w):
     """Whether each weight is 0 or one multiple of what it should be, as dropout leaves them."""
-    times = (w.measured / w.expected)[w.due & (w.expected > LARGE * w.expected.amax(-1, keepdim=True))]
-    kept = times[times > 0]
-    one = float(kept.median()) if len(kept) > FEWEST else 1.0
-    share, due = 1 - len(kept) / max(len(times), 1), 1 - 1 / one
-    by_chance = (due * (1 - due) / len(times)) ** 0.5 if one > 1 else 0.0
-    if due > DROPPED and abs(share - due) < SIGMAS * by_chance and (kept / one - 1).abs().quantile(0.9) < DROPPED:
-        yield f"Each weight is 0 or {one:.3g} times what it should be: dropout of {due:.0%} is left on."
+    large = w.due & (w.expected > LARGE * w.expected.amax(-1, keepdim=True))
+    if share := share_dropped((w.measured / w.expected)[large]):
+        multiple = 1 / (1 - share)
+        yield f"Each weight is 0 or {multiple:.3g} times what it should be: dropout of {share:.0%} is left on."
 
 
-def _hidden(w):
+def _score_of_hidden(w):
     """Whether all hidden keys have one score, where they should have none."""
     at = w.seen & ~w.due
     own = (w.measured.clamp(min=1e-300).log() - w.map.logits).where(w.seen & w.due, torch.nan)
