@@ -182,16 +182,17 @@ def test_golden_inputs_before_or_after_rounding():
     assert not torch.equal(golden(held[0], k, held[2], inputs=BF16), golden(held[0], k, held[2], inputs=FP64))
 
 
-@pytest.mark.parametrize("fmt", [BF16, FP16])
-def test_a_product_that_was_made_before_changes_no_bit(fmt):
+@pytest.mark.parametrize(("fmt", "dot"), [(BF16, dots.EXACT), (FP16, dots.EXACT), (FP64, dots.DOUBLE_DOUBLE)])
+def test_a_product_that_was_made_before_changes_no_bit(fmt, dot):
     q, k, v = draw("normal", 0, (2, 4, 97, 64), (2, 2, 203, 64))
-    q_k = products(q, k, fmt, dots.EXACT)
+    q_k = products(q, k, fmt, dot)
     assert q_k.shape == (8, 97, 203)
-    assert products(q, k, FP32, dots.EXACT) is products(q, k, fmt, dots.DOUBLE_DOUBLE) is None
+    assert products(q, k, FP32, dots.EXACT) is products(q, k, fmt, dots.SEQUENTIAL(FP32)) is None
     options = dict(causal=True, softcap=3.0)
-    uniform = dict(tiling=Tiling(32, 48), precision=Precision.uniform(fmt))
-    calls = (reference, dict(precision=Precision.materialized(fmt))), (tiled, uniform), (golden, dict(inputs=fmt))
-    for kernel, how in calls:
+    materialized, of_tiles = (replace(of(fmt), products=dot) for of in (Precision.materialized, Precision.uniform))
+    uniform = dict(tiling=Tiling(32, 48), precision=of_tiles)
+    calls = [(reference, dict(precision=materialized)), (tiled, uniform)]
+    for kernel, how in [*calls, (golden, dict(inputs=fmt))] if dot == dots.EXACT else calls:
         assert kernel(q, k, v, q_k=q_k, **how, **options).equal(kernel(q, k, v, **how, **options))
     assert rescales(q, k, q_k=q_k, **uniform).equal(rescales(q, k, **uniform))
 

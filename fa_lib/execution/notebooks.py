@@ -31,6 +31,7 @@ from fa_lib.execution.files import replacing
 from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.paths import PACKAGE, RECORDED, ROOT
 from fa_lib.execution.pools import share, workers
+from fa_lib.execution.process_settings import KEPT
 from fa_lib.execution.results import commit, git, versions, write_json
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
@@ -171,7 +172,7 @@ def run_all(
     for path in paths:
         if path not in stale:
             say(f"{path.name} is up to date")
-    environment, failures, count = {"OMP_NUM_THREADS": f"{share(jobs)}"} | os.environ, [], 0
+    environment, failures, count = {"OMP_NUM_THREADS": f"{share(jobs)}"} | KEPT | os.environ, [], 0
     waiting, running = _chains(stale), {}
     if executor == "slurm":
         from fa_lib.execution.slurm import cancel_all, job_name

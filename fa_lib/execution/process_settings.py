@@ -23,6 +23,7 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}  # the last instruction set before AMX
 OLDER_CODE = ("avx2", "default")  # of ATEN_CPU_CAPABILITY
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": f"{2**31 - 1}"}  # `keep_memory` for a process to be started
 NO_GLIBC = AttributeError, OSError, TypeError
 BETWEEN_SEARCHES = 50_000  # objects that were made and are still there; Python's own number is 700
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fa_lib.kernels.options import Keys, Queries, ResolvedOptions, Scores
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.dots import EXACT, Dot
+from fa_lib.numerics.dots import DOUBLE_DOUBLE, EXACT, Dot
 from fa_lib.numerics.formats import FP16, Format, round_to
 
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
@@ -90,13 +90,15 @@ def stochastic(precision: Precision) -> bool:
 def products(q: Queries, k: Keys, inputs: Format, dot: Dot) -> Float64[Tensor, "heads n_q n_kv"] | None:
     """Multiply Q Kᵀ of q and k rounded to inputs, neither scaled nor rounded: once for all kernels that take it as q_k.
 
-    None where it would change a result or take too much memory: with another Dot than EXACT; of inputs of more than 11
-    significant bits, whose sums float64 rounds in an order that depends on the shapes; of more than LARGEST elements.
+    None where it would change a result or take too much memory: of more than LARGEST elements; with another Dot than
+    EXACT and DOUBLE_DOUBLE; with EXACT of inputs of more than 11 significant bits, whose sums float64 rounds in an
+    order that depends on the shapes.
     """
-    if dot != EXACT or inputs.precision > FP16.precision or q[..., 0].numel() * k.shape[-2] > LARGEST:
+    same_bits = dot == DOUBLE_DOUBLE or dot == EXACT and inputs.precision <= FP16.precision
+    if not same_bits or q[..., 0].numel() * k.shape[-2] > LARGEST:
         return None
     q, k = inputs(q.double()).flatten(0, -3), inputs(k.double()).flatten(0, -3)
-    return (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1)
+    return dot.scores(q.unflatten(0, (len(k), -1)), k[:, None]).flatten(0, 1)
 
 
 def rows_at_once(q: Tensor, width: int, options: ResolvedOptions) -> int:

@@ -4,6 +4,8 @@ and as fast as FP32.
 Torch's own code takes ten times as long for FP16 there, and three times for BF16.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +20,12 @@ def slow(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return dtype == torch.float16
+
+
+def half_products(dtype: torch.dtype, device: str) -> AbstractContextManager:
+    """Return HalfProducts of a dtype where it is faster than torch's own code on a device, else a context that changes
+    nothing."""
+    return HalfProducts(dtype) if device == "cpu" and slow(dtype) else nullcontext()
 
 
 class HalfProducts(TorchDispatchMode):

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from fa_lib.execution import files, folder_lock
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.training import data
 from fa_lib.training.config import OPTIMIZERS, PRECISIONS, Config, RunSpec
-from fa_lib.training.half_products import HalfProducts, slow
+from fa_lib.training.half_products import half_products
 from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run_folder import (
     checkpoints,
@@ -135,7 +135,6 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
     folder, settings = Path(folder), settings_of(spec)
     if result := finished(folder, settings):
         return result
-    halves = HalfProducts(spec.dtype) if spec.device == "cpu" and slow(spec.dtype) else nullcontext()
     with repeatable(spec.device):
         run = Run(spec, settings, folder)
         images, captions = data.shapes(spec.config.images, spec.config.image_size, spec.seed)
@@ -145,7 +144,8 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
             run.resume()
             order = data.mixed(spec.seed, spec.arm.order)
             batches = data.batches(images, captions, spec.config.batch, order, start=run.step)
-            with halves, tqdm(total=spec.steps, initial=run.step, unit="step", disable=not progress) as bar:
+            bar = tqdm(total=spec.steps, initial=run.step, unit="step", disable=not progress)
+            with half_products(spec.dtype, spec.device), bar:
                 while run.step < spec.steps and not run.status:
                     run.advance(*next(batches), watch)
                     bar.update()

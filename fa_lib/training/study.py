@@ -17,6 +17,7 @@ from fa_lib.execution.sweep import sweep
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
 from fa_lib.training.config import Config, RunSpec
 from fa_lib.training.distances import Job, compare
+from fa_lib.training.half_products import half_products
 from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run import check_kernel, repeatable, settings_of, train
 
@@ -127,7 +128,7 @@ def timing(
     noisy, timesteps, velocity = (x.to(device) for x in noised(images, 0, 0))
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     clock = time.perf_counter if device == "cuda" else time.process_time
-    with repeatable("cpu"):  # one thread
+    with repeatable("cpu"), half_products(torch.bfloat16, device):  # one thread, as `train` does
         for repeat in range(-1, repeats):  # the first one warms up
             for name, model in models.items():
                 tokens = model.tokens(["small red circle top left"] * config.batch).to(device)
