@@ -7,6 +7,7 @@ rounding the float64 result of + - * / or sqrt gives the correctly rounded resul
 """
 
 import math
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -251,12 +252,13 @@ _rounded = 0  # values, in this process
 
 def _nearest_of(x, out, fmt):
     """Round x to nearest and write it to out, which may be x; both are contiguous. Many values are split for as many
-    threads as torch uses. The first WORTH values of a process are rounded by torch's operations, to the same bits."""
+    threads as torch uses. The first WORTH values of a process that has not imported numba, which takes a second, are
+    rounded by torch's operations, to the same bits."""
     global _rounded
     if fmt.precision == 53:
         return x
     _rounded += x.numel()
-    if _rounded < WORTH:
+    if _rounded < WORTH and "fa_lib.numerics.rounding_loops" not in sys.modules:
         return _nearest_torch(x, fmt, out)
     from fa_lib.numerics.rounding_loops import nearest_loop
 
