@@ -4,11 +4,20 @@ from dataclasses import replace
 
 import torch
 
+from attention_check.isolation.isolated_kernel import isolated, wait
+from attention_check.testing.checks import result_of
 from fa_lib import Precision, Tiling, kernels
 
 
 def draw(n=8, d=16):
     return [*torch.randn(3, 1, 2, n, d, generator=torch.Generator().manual_seed(0))]
+
+
+def results(kernel, *checks):
+    """Whether a KernelRef passes some checks, in a process of its own."""
+    with isolated(kernel) as subject:
+        wait(subject)
+        return {check: result_of(check, subject).passed for check in checks}
 
 
 def own_name(name, fn):

@@ -22,7 +22,7 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
     (tmp_path / "beside.py").write_text("from torch.nn.functional import scaled_dot_product_attention as f")
     program = [sys.executable, "-P", "-c", "from fa_lib.commands.cli import main; main()"]  # as the installed command
     env = os.environ | dict(PYTHONPATH=str(ROOT), TQDM_DISABLE="1")
-    for words in (["check", "kernel", "mine:attention", "--check", "strides"], ["dev", "figures", "none"]):
+    for words in (["compare", "mine:attention", "flash", "-n", "64"], ["dev", "figures", "none"]):
         done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, env=env)
         assert "the wrong one" not in done.stdout + done.stderr and done.returncode == 2 * ("none" in words)
     assert reader_modules.path()[: len(reader_modules._FOLDERS)] == reader_modules._FOLDERS[::-1]

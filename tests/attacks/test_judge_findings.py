@@ -84,9 +84,7 @@ def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     assert ": 8 significant bits, limit 10" in judgement_text(judgement)
     own = tables.lengths
     assert coarse(own[own.fmt == "BF16"]) == {} and coarse(own.drop(columns="bits")) == {}
-    result = result_of(
-        "carry_accumulator", lambda q, k, v: fp16_in_bf16(q.half(), k, v) if q.dtype == torch.float16 else 1 / 0
-    )
+    result = result_of("carry", lambda q, k, v: fp16_in_bf16(q.half(), k, v) if q.dtype == torch.float16 else 1 / 0)
     assert result.passed is None and "numbers of a coarser format" in result.why
 
 
@@ -95,7 +93,7 @@ def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     [(louder, "off by a factor", "times a factor: 1.15"), (noise, "differ from call to call", "results on each call")],
 )
 def test_nor_does_a_single_check_call_it_a_carry(kernel, told, fails):
-    result = result_of("carry_accumulator", kernel)
+    result = result_of("carry", kernel)
     assert result.passed is None and told in result.why
     result = result_of("gross_errors", kernel)
     assert result.passed is False and fails in result.why

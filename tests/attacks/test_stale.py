@@ -51,7 +51,7 @@ def test_a_kernel_in_another_checkout_has_the_fa_lib_of_the_command(other):
     """As where `pip install .` was run in a checkout, and `fa-lib` in it; a change of the checkout is reported."""
     (other / "pyproject.toml").write_text('[project]\nname = "fa_lib"\n')
     (other / "mine.py").write_text(KERNEL)
-    words = ("-P", "-m", "fa_lib", "check", "kernel", "mine:f", "--check", "carry_accumulator", "--exit-code")
+    words = ("-P", "-m", "fa_lib", "check", "kernel", "mine:f", "--quick", "--exit-code", "--out", "pages")
     done = python(*words, cwd=other, PYTHONPATH=str(ROOT))
     assert done.returncode == 1 and f"ValueError: {PACKAGE / '__init__.py'}" in done.stdout, done.stderr
     assert done.stderr == f"fa-lib: {PACKAGE} runs; {other / 'fa_lib'} has other code, which `python -m fa_lib` runs\n"

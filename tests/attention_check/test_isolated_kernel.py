@@ -187,15 +187,12 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
     assert torch.get_num_threads() == threads
 
 
-def test_what_a_kernel_replaces_counts_in_some_checks_alone_and_on_captured_tensors(stranger, tmp_path):
+def test_what_a_kernel_replaces_counts_on_captured_tensors(stranger, tmp_path):
     file = tmp_path / "a.safetensors"
     save_file(dict(zip("qkv", (x.bfloat16() for x in draw(64, 32)))), file)
     for name, code in (("replaces_softmax", 1), ("good", 0)):
         given = [STRANGERS[name]] if code else []
         kernel, record = stranger(name, *given), tmp_path / f"{name}.json"
-        done = command("check", "kernel", kernel, "--exit-code", "--check", "strides")
-        assert done.exit_code == code and "strides: passes" in done.stdout, done.output
-        assert f"conduct: {'FAILS: ' if code else 'passes'}" in done.stdout and ("torch.softmax" in done.stdout) == code
         words = ("--kernel", kernel, "--exit-code", "--out", tmp_path, "--json", record)
         done = command("check", "tensors", file, *words)
         assert done.exit_code == code, done.output

@@ -155,14 +155,14 @@ def test_a_right_kernel_is_judged_on_what_it_takes(key):
     assert judgement.verdict == Verdict.PASSES, judgement_text(judgement)
     told = [f.where["key"] for f in judgement.findings if f.what == "takes"]
     assert told == [*conventions] and ("one query a call" in judgement_text(judgement)) == ("one_query" in told)
-    assert result_of("error_normal", only(allowed)).passed
+    assert result_of("error", only(allowed)).passed
 
 
 def test_a_wrong_kernel_of_one_query_fails():
     kernel = KernelRef("", "narrow", fn=only(one_query, keys=-1))
     judgement = judge_kernel(kernel, examine(kernel, TINY))
     assert any(f.what == "error" and f.severity == Severity.FAILS for f in judgement.findings)
-    assert result_of("error_normal", only(one_query, keys=-1)).passed is False
+    assert result_of("error", only(one_query, keys=-1)).passed is False
 
 
 def test_where_a_kernel_is_right_at_other_lengths_it_is_said():

@@ -26,7 +26,7 @@ from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
 from attention_check.report.sentences import judgement_text
-from attention_check.testing.checks import check_named
+from attention_check.testing.checks import result_of
 from fa_lib import kernels
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.kernels.inputs import UNEVEN
@@ -66,13 +66,15 @@ def test_the_bound_and_the_alignment_are_checks_by_name():
             return kernels.as_shipped(q, k, v, scale=scale, mask=mask)
         return kernels.as_shipped(q, k, v, causal=causal, scale=scale)
 
-    found = check_named(own_name("two_ways", two_ways), ["alignment", "bound"])
-    assert found["alignment"].passed is False and found["bound"].passed is True
-    assert "top-left for several queries, bottom-right for one" in found["alignment"].why
-    assert check_named("as_shipped", ["alignment"])["alignment"].passed is True
-    steep = own_name("steep_by_name", lambda q, k, v, causal=False, scale=None: kernels.as_shipped(
-        q, k, v, causal=causal, scale=1.08 * (scale or q.shape[-1] ** -0.5)))  # fmt: skip
-    assert check_named(steep, ["bound"])["bound"].passed is False
+    alignment = result_of("alignment", two_ways)
+    assert alignment.passed is False and result_of("bound", two_ways).passed is True
+    assert "top-left for several queries, bottom-right for one" in alignment.why
+    assert result_of("alignment", "as_shipped").passed is True
+
+    def steep(q, k, v, causal=False, scale=None):
+        return kernels.as_shipped(q, k, v, causal=causal, scale=1.08 * (scale or q.shape[-1] ** -0.5))
+
+    assert result_of("bound", steep).passed is False
 
 
 def test_a_layout_turns_a_file_before_its_lengths_are_read(tmp_path):

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import unescape
 
 import pandas as pd
@@ -18,10 +18,8 @@ from attention_check.explain.explain import explain_call, read
 from attention_check.explain.explain_words import groups
 from attention_check.explain.verdict import Verdict as Explained
 from attention_check.judge import kernel as page
-from attention_check.judge.captured import of_gradients
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
-from attention_check.measure.captured import FINITE
 from attention_check.measure.examine import examine
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK
@@ -31,6 +29,7 @@ from attention_check.testing.checks import CHECKS, result, result_of
 from benchmarks import judge
 from benchmarks.reports import REPORTS, is_cause
 from fa_lib import kernels
+from fa_lib.kernels.kernel_ref import KernelRef
 
 SMALL = replace(checks.PLAN, lengths=(128,), troubled_n=32)
 PAGE = replace(SMALL, shapes=QUICK.shapes, relations=(*RELATIONS,))
@@ -55,29 +54,70 @@ def test_the_page_and_pytest_have_one_verdict(each, monkeypatch):
 
 
 def test_every_check_of_the_page_but_remarks_is_one_of_pytest():
-    """growth, bias and what explains an error are reported, and never fail a kernel. Whether a kernel can be judged,
-    and how it behaves, is asked before and after pytest's checks (`judged_kernel`, `check_named`)."""
-    asked = {key for check in CHECKS.values() for key in check.of}
+    """growth, bias and what explains an error are reported, and never fail a kernel. Whether a kernel can be judged is
+    asked before (`tested_kernel`), and how its process behaves is the page's question."""
+    asked = {check.of for check in CHECKS.values()}
     remarks = {"growth", "splits", "sum_error", "causal", "precision", "bias", "repeats"}
     around = {"conventions", "conduct", "on_gpu", "only_fp64", "coverage", "unsupported", "not_attention"}
     assert {*page.CHECKS} - asked == remarks | around
 
 
 def gradients(**changed):
-    """A row of `measure_shapes`, and of `captured_gradients`."""
+    """A row of `measure_shapes`."""
     row = dict(outcome="answered", problem="", tensor="dq", ratio=1.0, relative=0.01, allowed=3.0, shape="97", seed=0)
-    return pd.DataFrame([row | dict(head_dim=64, fmt="BF16", yardstick=FINITE) | changed])
+    return pd.DataFrame([row | dict(head_dim=64, fmt="BF16") | changed])
 
 
 @pytest.mark.parametrize(("ratio", "relative", "fails"), [
     (1.0, 0.01, False), (10.0, 0.01, False), (2.9, 0.5, False), (3.1, 0.21, True), (math.nan, math.nan, True),
 ])  # fmt: skip
 def test_one_rule_of_gradients(ratio, relative, fails):
-    """Far from attention's, and further than Baseline's own error explains: on the page, in pytest, of a file."""
-    table = gradients(ratio=ratio, times_max=ratio, relative=relative)
+    """Far from attention's, and further than Baseline's own error explains: on the page, and in pytest."""
+    table = gradients(ratio=ratio, relative=relative)
     assert [f.what for f in shapes.judged(table) if f.severity == Severity.FAILS] == ["wrong_gradient"] * fails
-    assert result(CHECKS["gradients_97"].judge(Measurements(shapes=table))).passed is not fails
-    assert any(f.severity == Severity.FAILS for f in of_gradients(table)) == fails
+    assert result(page.CHECKS["rule"].judge(Measurements(shapes=table))).passed is not fails
+
+
+@pytest.mark.parametrize(
+    "kernel, check",
+    [
+        ("benchmarks.mutants.gradients:dv_wrong_at_96", "answer_gradients_at_96"),
+        ("benchmarks.mutants.gradients:dk_not_scaled", "rule"),
+        ("benchmarks.mutants.casts:p_truncated", "rounding"),
+        ("benchmarks.mutants.scores:scale_ignored", "answer_scale"),
+    ],
+)
+def test_a_defect_fails_the_check_of_its_name_and_a_right_kernel_passes(kernel, check):
+    assert result_of(check, kernel).passed is False
+    assert result_of(check, "benchmarks.mutants.controls:fa2").passed is True
+
+
+def test_a_kernel_need_not_be_hashable_and_a_name_may_stand_for_another_one_later():
+    @dataclass
+    class Kernel:
+        times: float
+
+        def __call__(self, q, k, v):
+            return self.times * torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    right, wrong = Kernel(1.0), Kernel(2.0)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(right)
+    check = "answer_fewer_queries"
+    assert result_of(check, right).passed and not result_of(check, wrong).passed
+    for kernel in (right, wrong):
+        assert result_of(check, KernelRef("", "by_name", fn=kernel)).passed == (kernel is right)
+
+
+def test_what_a_kernel_refuses_is_not_judged():
+    def multiples_of_128(q, k, v):
+        if k.shape[-2] % 128:
+            raise NotImplementedError("multiples of 128 keys")
+        return kernels.as_shipped(q, k, v)
+
+    found = {check: result_of(check, multiples_of_128) for check in ("answer_length_203", "sinks", "rule")}
+    assert [each.passed for each in found.values()] == [None, None, True]
+    assert found["answer_length_203"].why == "the kernel raises NotImplementedError: multiples of 128 keys"
 
 
 @pytest.mark.slow

@@ -88,12 +88,6 @@ def test_a_model_of_which_nothing_was_compared_is_not_judged_and_the_reason_is_t
     assert probe.calls == 1 and probe.skipped == {("all", Why.WEIGHTS): 1}
 
 
-def test_checks_are_written_into_a_folder(tmp_path):
-    done = command("check", "kernel", "flash", "--check", "strides", "--out", tmp_path)
-    (written,) = tmp_path.glob("*.json")
-    assert done.exit_code == 0 and json.loads(written.read_text())["checks"]["strides"]["passed"]
-
-
 def test_what_an_import_draws_is_no_act_of_the_kernels_calls():
     columns = dict(what="state", detail="numpy's random numbers", number=math.nan, times=1, at="")
     assert list(of_conduct(pd.DataFrame([columns | dict(on_import=True)]))) == []

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from in_a_folder import command
+from own_kernels import results
 
 from attention_check.gpu.blame import blame
 from attention_check.measure.capability import RACES
@@ -54,12 +54,8 @@ def test_blame_shows_the_lines_of_the_text():
 
 def test_it_passes():
     """Some of what `check kernel examples/cuda_attention.py:attention --gpu A100` asks; all of it takes minutes."""
-    checks = [
-        word for name in ("rule_97", "causality", "answer_causal_one", "masked_nan") for word in ("--check", name)
-    ]
-    words = ["check", "kernel", "examples/cuda_attention.py:attention", "--gpu", "A100", *checks, "--exit-code"]
-    done = command(*words)
-    assert done.exit_code == 0, done.output
+    found = results(KernelRef.of(MINE, "A100"), "causality", "answer_causal_one_key", "answer_causal_one_query")
+    assert all(found.values()), found
 
 
 def test_a_missing_barrier_is_named_by_its_line(tmp_path, monkeypatch):

@@ -46,27 +46,6 @@ def _judged(report, json_file, exit_code):
     raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
 
 
-def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
-    """Run checks by name, print a line for each, write their results, and end with the exit code that they ask for.
-
-    Raises:
-        typer.Exit: with the code.
-        ValueError: the device is not cpu; there is no such check, or no such kernel.
-    """
-    from dataclasses import asdict
-
-    from attention_check.testing import checks as named
-    from fa_lib.execution.results import provenance
-
-    if device != "cpu":
-        raise ValueError(f"device: got {device!r}; with --check, accepted is cpu")
-    results = named.check_named(kernel, checks, timeout)
-    record = dict(kernel=kernel.key, label=kernel.label, checks={check: asdict(x) for check, x in results.items()})
-    write_json(json_file, record | provenance(dict(kernel=kernel.label, checks=[*results])))
-    typer.echo("\n".join(named.check_lines(kernel.label, results)))
-    raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
-
-
 KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, package.module:function, or gpu:H100:NAME"
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports here where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
@@ -140,12 +119,6 @@ def check_kernel(
     seed: Annotated[
         int | None, typer.Option(min=0, help="of the drawn inputs; else a new one each time, which the record names")
     ] = None,
-    check: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="only this check, by its pytest name, or those with a word in it, as carry; repeatable; makes no page"
-        ),
-    ] = None,
     gpu: GPU = "",
     arithmetic: Annotated[
         str,
@@ -156,8 +129,7 @@ def check_kernel(
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
-    With --check, only the named checks run, and each is reported in a line. `check tensors FILE --kernel NAME` judges a
-    kernel on captured tensors.
+    `check tensors FILE --kernel NAME` judges a kernel on captured tensors.
 
     Its options may be called causal or is_causal; scale, softmax_scale, sm_scale or scaling; mask, attn_mask,
     attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
@@ -173,13 +145,6 @@ def check_kernel(
         from fa_lib.kernels.kernel_ref import KernelRef
 
         ref = KernelRef.of(kernel, gpu, layout)
-        for other, given in dict(quick=quick, seed=seed is not None, arithmetic=arithmetic).items():
-            if given and check:
-                raise ValueError(f"{other}: got it with --check, which has no use for it; accepted is one of them")
-        if check:
-            if out and json_file is None:
-                json_file = PageFiles.of(out, ref.label).page.with_suffix(".checks.json")
-            return _run_checks(ref, check, json_file, exit_code, device, timeout)
         PageFiles.of(out, ref.label).clear()
         with isolated(ref, timeout) as subject:  # it begins while the rest is imported
             from attention_check.commands import reports

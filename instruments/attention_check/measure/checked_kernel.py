@@ -1,7 +1,7 @@
 """A kernel that is checked: how it is called, on what and how thoroughly."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -23,14 +23,13 @@ class CheckedKernel:
         way: how it is called, and what it can do.
         plan: how thoroughly it is checked.
         judged: the formats that its errors are judged in: BF16 and FP16, else FP32; none where it has none of them.
-        device: torch's. kept: tables that several checks share.
+        device: torch's.
     """
 
     way: Way
     plan: CheckPlan
     judged: tuple[str, ...]
     device: str = "cpu"
-    kept: dict[tuple, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, way: Way, plan: CheckPlan, device: str = "cpu") -> "CheckedKernel":
