@@ -88,15 +88,12 @@ def test_the_shares_of_flash_attention_2_are_the_theorys(distribution, values):
         assert shares["P"] == pytest.approx(weight / (1 + weight), rel=0.25)
 
 
-def test_the_command_prints_the_lines_and_writes_a_page(tmp_path):
-    out = tmp_path / "page.html"
-    words = ["blame", MINE, "-n", "64", "--what-if", "38=exact,41=exact", "--out", str(out)]
+def test_the_command_prints_the_lines():
+    words = ["blame", MINE, "-n", "64", "--what-if", "38=exact,41=exact"]
     result = command(*words)
     assert result.exit_code == 0, result.output
     assert re.search(r"\d+ %    0\.\d\d     1\.00  triton_attention\.py:41\n +tl\.store", result.output)
     assert re.search(r"With line 38 exact and line 41 exact: \d\S*e-05 times", result.output)
-    page = out.read_text()
-    assert "Which line loses the digits?" in page and "tl.dot(p.to(v.dtype), v)" in page
     refused = command("blame", MINE, "-n", "64", "--what-if", "5=FP32")
     assert refused.exit_code == 2 and "accepted are lines with errors: 27, " in refused.output
 

@@ -48,7 +48,7 @@ def explain(
     fmt: Annotated[
         str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one; of drawn ones")
     ] = "",
-    out: Annotated[str, typer.Option(help="folder for a page, and text for an issue")] = "",
+    out: Annotated[str, typer.Option(help="folder for a picture of the wrong rows, or of the weights")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
     exit_code: Annotated[
         bool,
@@ -88,13 +88,12 @@ def explain(
         if len(found) == 2:
             say(nearer(found))
         if out:
-            from attention_check.commands.explained_page import write_explained
-            from attention_check.report.page_files import PageFiles
+            from attention_check.plots.wrong_rows import explained_rows
+            from attention_check.report.page_files import save_picture
 
             for name, each in found.items():
-                page = PageFiles.of(out, file.stem if name == "o" else f"{file.stem}.{name}").page
-                write_explained(page, calls[name], each, name, file.name)
-                say(f"{page}")
+                figure = explained_rows(calls[name], each)
+                say(f"{save_picture(figure, out, file.stem if name == 'o' else f'{file.stem}.{name}')}")
         records = {name: finite(asdict(each)) for name, each in found.items()}
         write_json(json_file, records | provenance(dict(file=f"{file}")))
     if exit_code and not all(each.is_rounding for each in found.values()):
@@ -121,7 +120,6 @@ def blame(
         list[str] | None,
         typer.Option(help="lines and formats to round them to, as 38=FP32 or 38=exact,41=FP32; may be given again"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="file for an HTML page with the source and its heat")] = None,
 ) -> None:  # fmt: skip
     """Which line loses the digits? Runs a GPU kernel without a GPU and splits its error by source lines.
 
@@ -129,7 +127,7 @@ def blame(
     What an output changes by is what this line adds to the error. No line of the kernel is changed.
     """
     with exit_on_error():
-        from attention_check.commands.blame_page import change_text, changes_of, lines, write
+        from attention_check.commands.blame_lines import change_text, changes_of, lines
         from attention_check.gpu.blame import blame as find
         from attention_check.gpu.blame import what_if as ask
         from fa_lib.kernels.inputs import draw
@@ -146,14 +144,8 @@ def blame(
         say("\n".join(lines(found)))
         changes = [changes_of(each, found) for each in what_if or ()]
         answers = ask(ref, q, k, v, [change for change, _ in changes], gpu=gpu, **options) if changes else []
-        answered = [change_text(words, float(error.norm() / found.size)) for (_, words), error in zip(changes, answers)]
-        for each in answered:
-            say(each)
-        if out is not None:
-            shape = f"{heads} {'head' if heads == 1 else 'heads'}, {n_q or n} queries, {n} keys, head_dim {head_dim}"
-            call, inputs = f"{shape}{', causal' if causal else ''}", f"{distribution}, {fmt}, seed {seed}"
-            write(out, found, dict(kernel=ref.label, GPU=found.gpu, call=call, inputs=inputs), answered)
-            say(f"{out}")
+        for (_, words), error in zip(changes, answers):
+            say(change_text(words, float(error.norm() / found.size)))
 
 
 @app.command()

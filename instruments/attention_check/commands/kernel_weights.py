@@ -9,7 +9,7 @@ from attention_check.measure.weights import Weights, weights
 from attention_check.plots.weights import weights_figure
 from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
-from attention_check.report.page_files import PageFiles
+from attention_check.report.page_files import save_picture
 from attention_check.report.weights_words import lines
 from fa_lib.commands.errors import say
 from fa_lib.kernels.inputs import draw
@@ -30,10 +30,7 @@ def explain_kernel(name: str, gpu: str, file: Path | None, reading: Reading, out
     read = lines(w)
     say("\n".join(read))
     if out:
-        path = PageFiles.of(out, f"{kernel.label}_weights").page.with_suffix(".png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        weights_figure(w, kernel.label).savefig(path, dpi=150)
-        say(f"{path}")
+        say(f"{save_picture(weights_figure(w, kernel.label), out, f'{kernel.label}_weights')}")
     return w, read
 
 

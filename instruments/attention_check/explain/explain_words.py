@@ -21,12 +21,6 @@ MOST_SHOWN = 1e6  # times the largest that is rounding: of larger numbers none s
 SHOWN = 3  # rows in wrong places
 SAME = 1.1  # times the other's error: two outputs that are as near
 LESS_MEAN = "INT8, K less its mean over keys"  # SMOOTH, of a Cause
-MEANINGS = {  # of a verdict, for who reads it first
-    Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
-    Verdict.CONVENTION: "The output is right under another convention than yours: choose one of the two.",
-    Verdict.PRECISION: "The output is the right function in coarser arithmetic: decide whether that is wanted.",
-    Verdict.BUG: "The output is another function than anybody means, or wrong in places: look there.",
-}
 BLIND = {
     "zero": "Rows that see no key are 0.", "nan": "Rows that see no key are NaN.",
     "mean": "Rows that see no key are the mean of v.", "other": "Rows that see no key hold other values.",
@@ -101,12 +95,6 @@ def groups(found: Explanation, name: str = "o") -> list[tuple[Verdict | None, li
     said = dict(rounding=_rounding, convention=_convention, precision=_precision, bug=_bug)
     verdict = said[found.verdict](found, name)
     return [(found.verdict, [*verdict, *_shared(found)]), *_beside(found)]
-
-
-def gravest(text: list[tuple[Verdict | None, list[str]]]) -> tuple[Verdict, str]:
-    """Of `groups`: the worst verdict, and what is said first of it."""
-    found = [(verdict, group[0]) for verdict, group in text if verdict]
-    return max(found, key=lambda each: [*Verdict].index(each[0]))
 
 
 def lines(found: Explanation, name: str = "o") -> list[str]:

@@ -8,11 +8,29 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from attention_check.conventions.attention import Dialect
+from attention_check.conventions.conventions import what
+from attention_check.conventions.reading import CapturedCall, Unfit
+from attention_check.explain.distance import Distance
+from attention_check.explain.verdict import Explanation
 from fa_lib.plots.style import styled
 
 MOST = 1.0  # of the colours: what is above is drawn as it is
 RIGHT, UNSEEN = "#d3ecdf", "#d9d9d9"  # rounding; rows that do not count
 COLUMNS = 512  # of the picture, at most: each shows the worst of its rows
+
+
+def explained_rows(call: CapturedCall, found: Explanation) -> Figure:
+    """Draw `wrong_rows` of a call as believed, where its shapes make a call so, and as read in the end."""
+    readings, dialect = {}, Dialect()
+    for dialect in dict.fromkeys((Dialect(), Dialect(**found.dialect))):
+        try:
+            scan = Distance.of(call, dialect).scan
+        except Unfit:
+            continue
+        name = f"read as {what(dialect.changes())}" if dialect.changes() else "read as you believe it"
+        readings[name] = scan.residual_by_row, scan.places[2]
+    return wrong_rows(readings, call.rounding(dialect))
 
 
 @styled

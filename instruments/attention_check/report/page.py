@@ -28,7 +28,6 @@ from fa_lib.kernels.kernel_ref import KernelRef
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TEMPLATES = Path(__file__).parent
 QUESTIONS = {
     "kernel": "Is this kernel numerically safe?",
     "tensors": "Are these tensors safe with this kernel?",
@@ -75,8 +74,13 @@ def page(
     """The page of a judgement; arguments as of `write_report`."""
     panels, sections = panels or {}, [section for section in sections if len(section.table)]
     groups, headline = sentences.sentences_of(judgement), sentences.headline(judgement)
-    return rendered(
-        TEMPLATES / "page.html.jinja", judgement=judgement, question=QUESTIONS[judgement.kind], headline=headline,
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=_finalize,
+    )  # fmt: skip
+    environment.filters["breaking"] = _breaking
+    return environment.get_template("page.html.jinja").render(
+        judgement=judgement, question=QUESTIONS[judgement.kind], headline=headline,
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
         groups=[(severity.value, sentences.HEADINGS[severity], sentences.folded(group))
                 for severity, group in groups.items()],
@@ -84,20 +88,6 @@ def page(
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about or {}), settings=_texts(settings or {}),
     )  # fmt: skip
-
-
-def rendered(template: Path, **values: Any) -> str:
-    """A page of a template, which may extend those of TEMPLATES.
-
-    Args:
-        values: by the names that the template has for them. What is no markup is escaped.
-    """
-    environment = Environment(
-        loader=FileSystemLoader([template.parent, TEMPLATES]), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, finalize=_finalize,
-    )  # fmt: skip
-    environment.filters["breaking"] = _breaking
-    return environment.get_template(template.name).render(values)
 
 
 def _finalize(value):

@@ -12,6 +12,7 @@ from fa_lib.execution.paths import reports
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 RECORD = "judgement.json"
 
@@ -56,3 +57,11 @@ class PageFiles:
             path.write_text(json.dumps(record, indent=1) + "\n")
         with replacing(self.page) as path:
             path.write_text(page, encoding="utf-8")
+
+
+def save_picture(figure: "Figure", out: str, name: str) -> Path:
+    """Write a figure as NAME.png into a folder; returns its path."""
+    path = PageFiles.of(out, name).page.with_suffix(".png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,14 +1,10 @@
-"""The page of `fa-lib blame`: the kernel's source, with the share of the error beside each line."""
+"""The lines that `fa-lib blame` prints, and the changes that it is asked about."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from attention_check.gpu.blame import Blame, source_text
-from attention_check.report.page import rendered
-from fa_lib.execution.files import replacing
-from fa_lib.execution.machine import date
+from attention_check.gpu.blame import Blame
 from fa_lib.numerics.formats import Format
 from ptx_machine.shadow.policy import Line
 
@@ -100,32 +96,3 @@ def changes_of(text: str, found: Blame) -> tuple[dict[Line, Format | None], str]
         changes |= dict.fromkeys(chosen, None if fmt == EXACT else Format.of(fmt))
         words.append(f"line {number} {'exact' if fmt == EXACT else f'in {fmt}'}")
     return changes, " and ".join(words)
-
-
-TEMPLATE = Path(__file__).with_name("blame.html.jinja")
-AROUND = 3  # lines of source before and after one that makes an error
-
-
-def write(out: Path, found: Blame, about: Mapping[str, str], answers: Sequence[str]) -> None:
-    """Write the page. about: name -> value, of the call. answers: sentences on changes."""
-    page = rendered(
-        TEMPLATE, headline=headline(found), completeness=completeness(found), about=dict(about) | dict(date=date()),
-        answers=[*answers], sources=[each for file in found.files if (each := source(found, file))["lines"]],
-        rows=found.table.to_dict("records"), coarse=found.coarse_format.name, percent=percent, place=place,
-    )  # fmt: skip
-    with replacing(out) as path:
-        path.write_text(page)
-
-
-def source(found: Blame, file: str) -> dict[str, Any]:
-    """Return the lines of a file around those that make errors: number, text, share in words, heat from 0 to 100, gap
-    (whether lines are left out before it)."""
-    shares, text = found.by_line(file), source_text(file)
-    shown = sorted({near for number in shares for near in range(number - AROUND, number + AROUND + 1) if near in text})
-    lines = []
-    for last, number in zip([None, *shown], shown):
-        share = shares.get(number)
-        words, heat = ("", 0) if share is None else (percent(share), round(100 * min(abs(share), 1) ** 0.5))
-        gap = last is not None and number > last + 1
-        lines.append(dict(number=number, text=text[number], gap=gap, share=words, heat=heat))
-    return dict(name=Path(file).name, lines=lines)
