@@ -1,31 +1,23 @@
 """What a probe saves of a call, what it says of calls that it did not compare, and what is read back."""
 
-import json
 import math
-import os
 import re
 import warnings
-from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from in_a_folder import command
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from attention_check.commands import captured_reports
-from attention_check.judge.captured import judge_model, of_gradients
-from attention_check.judge.findings import Judgement, Severity
+from attention_check.judge.captured import judge_model
 from attention_check.measure import captured as capture
-from attention_check.measure.captured import gradients as gradients_of
 from attention_check.probe.capture import captured
 from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why, reason_sentence
-from attention_check.report.sentences import judgement_text, sentences_of
+from attention_check.report.sentences import judgement_text
 from benchmarks.mutants.gradients import Altered
 from fa_lib import BF16, draw, kernels
 
@@ -212,65 +204,6 @@ def test_the_report_on_a_capture_judges_what_ran_and_says_where_it_was(tmp_path)
 def shifted(q, k, v, **options):
     """Right outputs; dV of another key."""
     return kernels.flash(q, k, Altered.apply(v, lambda dv: dv.roll(1, 2)), **options)
-
-
-@pytest.mark.parametrize(
-    "kernel, verdict, severity, where, says",
-    [
-        ("flash", "passes", "passes", {"tensor"}, "the rule of three"),
-        ("test_capture:shifted", "fails", "fails", {"tensor", "wrong"}, "dV is not attention's"),
-        ("test_capture:ends", "fails", "fails", {"problem"}, "Its gradients cannot"),
-        ("test_capture:no_gradients", "passes", "reported", {"problem"}, "the kernel raises"),
-    ],
-)
-def test_a_kernel_is_judged_on_a_capture_and_its_dO(tmp_path, kernel, verdict, severity, where, says):
-    q, k, v = (x.to(BITS) for x in draw("normal", 0, (1, 2, 40, 16)))
-    dO = draw("normal", 1, q.shape)[0].to(BITS)
-    path = tmp_path / "c.safetensors"
-    save_file(dict(q=q, k=k, v=v, dO=dO), path)
-    words = ["check", "tensors", f"{path}", "--kernel", kernel, "--out", f"{tmp_path}", "--exit-code"]
-    done = command(*words, "--json", tmp_path / "found.json")
-    assert done.exit_code == (verdict == "fails") and done.stdout.splitlines()[0].startswith(f"{kernel} {verdict} on")
-    judgement = Judgement.of(json.loads((tmp_path / "found.json").read_text()))
-    (found,) = [f for f in judgement.findings if f.what == "captured_gradients"]
-    assert found.severity == severity and found.where.keys() == where
-    (told,) = sentences_of(replace(judgement, findings=(found,)))[found.severity]
-    assert says in told.text and told.text in done.stdout
-    assert torch.equal(captured(path).q, q)
-    if kernel.endswith("ends"):
-        return
-    rows = {row["tensor"]: row for row in gradients_of(q, k, v, dO, {}, kernel)}
-    wrong = {tensor for tensor, row in rows.items() if tensor and row["relative"] > 0.2}
-    assert wrong == ({"dv"} if "shifted" in kernel else set())
-
-
-def test_a_gradient_without_a_yardstick_is_told_and_none_passes_beside_it():
-    def row(tensor, **more):
-        right = dict(max=0.1, relative=0.01, times_max=1.0, yardstick="finite", outcome="answered", problem="")
-        return dict(tensor=tensor) | right | more
-
-    none = dict(max=math.nan, relative=math.nan, times_max=math.nan, yardstick="overflows")
-    (both,) = of_gradients(pd.DataFrame([row("dq"), row("dk", times_max=2.9)]))
-    assert both.severity == Severity.PASSES and both.where == dict(tensor="dk")
-    without, other = of_gradients(pd.DataFrame([row("dq", **none), row("dk", **none), row("dv")]))
-    assert without.where == dict(without=["dq", "dk"]) and {without.severity, other.severity} == {Severity.REPORTED}
-    (alone,) = of_gradients(pd.DataFrame([row("dq", **none)]))
-    assert alone.severity == Severity.REPORTED and alone.number is None
-    (broken,) = of_gradients(pd.DataFrame([row("dq", relative=math.nan, times_max=math.nan), row("dk")]))
-    assert broken.severity == Severity.FAILS and broken.where == dict(tensor="dq", wrong=True)
-    said = judgement_text(Judgement("tensors", "flash", (without, other, broken)))
-    assert "dQ, dK" in said
-    q, k, v = (x.half() for x in draw("normal", 0, (1, 1, 8, 16)))
-    huge = gradients_of(400 * q, 400 * k, v, v, {}, "flash")  # Baseline's scores pass 65,504
-    assert {each["yardstick"] for each in huge} <= {"finite", "overflows"} and of_gradients(pd.DataFrame(huge))
-
-
-def ends(q, k, v, **options):
-    return kernels.flash(q, k, Altered.apply(v, lambda dv: os._exit(3)), **options)
-
-
-def no_gradients(q, k, v, **options):
-    return kernels.flash(q.detach(), k.detach(), v.detach(), **options)
 
 
 def test_a_rounded_capture_has_no_output_and_a_wrong_shape_is_refused(tmp_path):

@@ -38,9 +38,7 @@ def not_attention(asked: pd.DataFrame) -> Iterator[Finding]:
     bad = asked[asked.outcome.isin((Outcome.WRONG, Outcome.MALFORMED))]
     ended = asked[asked.outcome == Outcome.ENDED]
     worst = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
-    right = [int(length.removeprefix("length_")) for length in asked.asked[asked.outcome == Outcome.ANSWERED]]
-    where = _asked_of(worst) | (dict(right_at=right) if right else {})
-    yield Finding("not_attention" if len(bad) else "not_run", Severity.FAILS, where)
+    yield Finding("not_attention" if len(bad) else "not_run", Severity.FAILS, _asked_of(worst))
 
 
 def answers(asked: pd.DataFrame) -> Iterator[Finding]:

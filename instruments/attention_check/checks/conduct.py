@@ -1,4 +1,4 @@
-"""How a kernel behaves in its process: what ends it, what it prints, leaks and changes."""
+"""How a kernel behaves in its process: what ends it, what it prints and changes."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,8 @@ TOLD = ("prints", "unasked")  # of acts: they are not counted
 
 
 def judged(conduct: pd.DataFrame) -> Iterator[Finding]:
-    """A finding for each kind of act, rows as of `IsolatedKernel.told`: what ends the process, leaks, or changes what
-    other code computes by fails; what calls print and draw from random numbers is told."""
+    """A finding for each kind of act, rows as of `IsolatedKernel.told`: what ends the process, or changes what other
+    code computes by, fails; what calls print and draw from random numbers is told."""
     if not len(conduct):
         return
     state = conduct.what == "state"

@@ -112,18 +112,11 @@ def judged(shapes: pd.DataFrame) -> Iterator[Finding]:
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
         severity = Severity.FAILS if what == "outputs" else Severity.REPORTED
         yield Finding(what, severity, where, worst.ratio, limit)
-        wrong = wrong_gradients(failed, "ratio", limit) if what == "gradients" else failed[:0]
-        if len(wrong):
+        wrong = failed[~(failed.relative <= FAR)]  # NaN, too; Baseline's own is that far off where one nearly cancels
+        if what == "gradients" and len(wrong):
             worst = furthest(wrong)
             where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
             yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
-
-
-def wrong_gradients(rows: pd.DataFrame, times: str, limit: float) -> pd.DataFrame:
-    """The rows of gradients that are not attention's: more than FAR off, and beyond the rule of three, as Baseline's
-    own may be that far off where a gradient nearly cancels. NaN is beyond both. times: the column of the largest error
-    over Baseline's. limit: up to which that is within the rule."""
-    return rows[~(rows[times] <= limit) & ~(rows.relative <= FAR)]
 
 
 def counted(found: Measurements) -> pd.DataFrame:

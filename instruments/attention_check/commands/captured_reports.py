@@ -65,7 +65,7 @@ def check_tensors(
         subjects = [RAN if name == RAN else next(here) for name in names]
         held = held.on(device)
         q, k, v, options = held.q, held.k, held.v, held.options
-        found = examine_tensors(q, k, v, options, subjects, held.o, held.dO)
+        found = examine_tensors(q, k, v, options, subjects, held.o)
         if isinstance(judged := subjects[0], KernelRef):
             found = replace(found, conduct=conduct(judged))
     keys = [*dict.fromkeys(map(str, subjects))]

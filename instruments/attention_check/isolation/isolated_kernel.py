@@ -1,6 +1,6 @@
 """A reader's kernel as a function of this process, whose calls run in another one; and how the kernel behaves there.
 
-It may hang, crash, exit, print, leak or change torch's state: its calls then are errors of its own (`KernelError`), the
+It may hang, crash, exit, print or change torch's state: its calls then are errors of its own (`KernelError`), the
 process is started again for the next call, and `conduct` has a row for each thing that it did.
 """
 
@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -53,10 +52,6 @@ SIZES = ("static", "dynamic", "limit", "registers", "resident", "grid", "block")
 START_S = 300.0  # until Python and torch are there
 END_S = 10.0  # from the end of its connection to that of the process
 GOODBYE_S = 2.0  # to end when it is told to
-WARM = 8  # equal calls, before memory is looked at: allocators keep some
-LEAK = 0.9  # of an output's bytes: a kernel that holds on to its outputs grows by 1 a call
-PARTS = 8  # of the calls, in each of which the process has to grow
-LEAST = 2**19  # bytes of growth in each half of the calls: less may be an allocator's
 
 
 class Ended(Exception):
@@ -114,14 +109,6 @@ class Process:
             return self._reply(limit)
         forget = [self.forget.pop() for _ in range(len(self.forget))]  # graphs add to this very list
         return self._reply(limit, order | dict(do=do, forget=forget))
-
-    def resident(self) -> int:
-        """Bytes of memory that it holds; 0 where the system does not tell."""
-        try:
-            with open(f"/proc/{self.process.pid}/statm") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError):
-            return 0
 
     def close(self) -> None:
         """End it, and what it has started; by itself if it does so at once, so that what it printed is told."""
@@ -195,22 +182,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def growth(sizes: Sequence[int], output: int) -> float:
-    """Bytes a call by which a process grows over equal calls; 0 where it does not.
-
-    Args:
-        sizes: bytes that it holds after each call. output: bytes that a call returns.
-    """
-    sizes = sizes[WARM:]
-    half = (len(sizes) - 1) // 2
-    if half < WARM:
-        return 0.0
-    parts = [sizes[2 * half * i // PARTS] for i in range(PARTS + 1)]
-    steady = all(b > a for a, b in pairwise(parts))  # an allocator grows by a few jumps
-    least = min(sizes[half] - sizes[0], sizes[2 * half] - sizes[half])
-    return (sizes[2 * half] - sizes[0]) / (2 * half) if steady and least >= max(LEAST, LEAK * half * output) else 0.0
-
-
 class IsolatedKernel:
     """f(q, k, v, **options) of a module's kernel that is adapted to nothing, in a separate process. Its signature is
     the kernel's. timeout: seconds that a call may take."""
@@ -224,7 +195,6 @@ class IsolatedKernel:
         self.launched: dict[str, dict] = {}
         self.signature: inspect.Signature | None = None
         self.calls, self.endings, self.late_endings, self.over = 0, 0, 0, False
-        self.equal, self.sizes = None, list[int]()
         self.__name__ = kernel.function
         self.processes = [Process(kernel, self.threads)]
 
@@ -259,14 +229,7 @@ class IsolatedKernel:
         process = self._started()
         self.calls += 1
         order = dict(number=self.calls, args=args, options=options, wants=wants)
-        answer = self._answer(process, "call", args, order)
-        equal = [(x.dtype, x.shape) for x in worker.tensors_of(args, options).values()] + [*wants]
-        if equal != self.equal:
-            self.equal, self.sizes = equal, []
-        self.sizes.append(process.resident())
-        if grown := growth(self.sizes, sum(x.nbytes for x in (answer if isinstance(answer, tuple) else [answer]))):
-            self.acts["leaks", "", False] = dict(number=grown, times=len(self.sizes) - WARM, at="")
-        return answer
+        return self._answer(process, "call", args, order)
 
     def backward(self, process: Process, number: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the tensors that were wanted in a call, by its number."""
@@ -283,9 +246,9 @@ class IsolatedKernel:
         """How the kernel has behaved.
 
         Returns:
-            rows: what ("hangs", "crashes", "exits", "prints", "leaks", "state", "unasked"), detail (a signal, a stream,
-            what is changed), number (seconds, exit code, bytes, bytes a call), times (calls), on_import, at (the first
-            call that it was, in words).
+            rows: what ("hangs", "crashes", "exits", "prints", "state", "unasked"), detail (a signal, a stream, what is
+            changed), number (seconds, exit code, bytes), times (calls), on_import, at (the first call that it was, in
+            words).
         """
         for stream in ("stdout", "stderr"):
             if count := sum(process.printed[stream] for process in self.processes):

@@ -1,19 +1,18 @@
 """From the tables of captured tensors, and of a model's calls, to findings."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from attention_check.checks import bounds, conduct
-from attention_check.checks.shapes import wrong_gradients
 from attention_check.explain.verdict import Explanation
 from attention_check.explain.verdict import Verdict as Explained
-from attention_check.isolation.worker import UNSUPPORTED, Outcome
+from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Finding, Judgement, Severity, within
-from attention_check.measure.captured import FINITE, OVERFLOWS, UNDEFINED
+from attention_check.measure.captured import OVERFLOWS, UNDEFINED
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
-from attention_check.measure.wrong_answers import FAR, furthest
+from attention_check.measure.wrong_answers import FAR
 from attention_check.probe.probe import summary
 from attention_check.probe.replays import TIMES
 from fa_lib.kernels.kernel_ref import label_of
@@ -56,7 +55,6 @@ def judge_tensors(
         severity = _ruled(worst.times_max, few_rows) if judged else Severity.REPORTED
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += [*bounds.judged(found.bound, names[0]), *_no_yardstick(names[0], far)]
-    findings += of_gradients(found.gradients)
     if "blind" in far and (blind := int(far[far.kernel == ROUNDED].blind.sum())):
         findings.append(Finding("blind_rows", Severity.REPORTED, dict(rows=blind)))
     if "beside" in about:
@@ -187,28 +185,3 @@ def flags(risky: pd.DataFrame) -> dict[str, list[int]]:
     bias = (risky.repeated > 0.01) & one_signed
     found = dict(biased_output=bias, one_signed=one_signed & ~bias, underflow=risky.mass > UNDERFLOW)
     return {what: risky["head"][heads].tolist() for what, heads in found.items()}
-
-
-def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
-    """What is found in a table of `gradients`: as in the judgement of a kernel, a gradient beyond the rule of three is
-    told, and one that is another gradient counts against it. A gradient without a yardstick is told, and no other one
-    passes beside it."""
-    if not len(table):
-        return
-    if (table.outcome != Outcome.ANSWERED).any():
-        row = table.iloc[0]
-        severity = Severity.REPORTED if row.outcome in UNSUPPORTED else Severity.FAILS
-        yield Finding("captured_gradients", severity, dict(problem=row.problem))
-        return
-    measured, without = table[table.yardstick == FINITE], [*table.tensor[table.yardstick != FINITE]]
-    if without:
-        yield Finding("captured_gradients", Severity.REPORTED, dict(without=without))
-    wrong = wrong_gradients(measured, "times_max", ALLOWED["dq"])
-    if len(wrong):
-        worst = furthest(wrong)
-        yield Finding("captured_gradients", Severity.FAILS, dict(tensor=worst.tensor, wrong=True), worst.relative, FAR)
-    elif len(measured):
-        worst = measured.loc[measured.times_max.idxmax()]
-        limit = ALLOWED[worst.tensor]
-        severity = Severity.PASSES if worst.times_max <= limit and not without else Severity.REPORTED
-        yield Finding("captured_gradients", severity, dict(tensor=worst.tensor), worst.times_max, limit)

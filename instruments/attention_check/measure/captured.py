@@ -1,21 +1,19 @@
-"""Captured Q, K, V: how risky each head is, and how far kernels and their gradients are on it."""
+"""Captured Q, K, V: how risky each head is, and how far kernels are on it."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from attention_check.isolation.calls import Answer, KernelError, call_kernel, nonfinite, with_kernel_errors
+from attention_check.isolation.calls import Answer, call_kernel, nonfinite
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.closeness import closeness
 from attention_check.measure.measurements import RAN, ROUNDED, TensorMeasurements
 from attention_check.measure.reference_cache import BIASED, draw_inputs
 from fa_lib import kernels
-from fa_lib.kernels.gradients import gradients as of_inputs
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.options import ResolvedOptions, finite, visible_rows
 from fa_lib.kernels.precision import Precision
@@ -36,25 +34,22 @@ def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tenso
 
 
 def examine_tensors(
-    q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[KernelRef | str], ran: Tensor | None = None,
-    dO: Tensor | None = None,
-) -> TensorMeasurements:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[KernelRef | str], ran: Tensor | None = None
+) -> TensorMeasurements:
     """Measure what kernels make of captured tensors.
 
     Args:
         q, k, v: (1, heads, n_q, head_dim), (1, kv_heads, n_kv, head_dim) and (1, kv_heads, n_kv, d_v), in one format.
         options: of the call: causal, mask, scale ...
         names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured. The
-            output of the first is held to its own bound, and, with a dO, the gradients of a KernelRef to the rule.
+            output of the first is held to its own bound.
     """
-    answers, judged = answered(q, k, v, options, names, ran), names[0]
-    own = answers[f"{judged}"]
-    own_gradients = gradients(q, k, v, dO, options, judged) if dO is not None and isinstance(judged, KernelRef) else []
+    answers = answered(q, k, v, options, names, ran)
+    own = answers[f"{names[0]}"]
     return TensorMeasurements(
         deviations=pd.DataFrame(deviations(q, k, v, options, answers)),
         risks=pd.DataFrame(risks(q, k, v, options)),
         bound=pd.DataFrame(closeness(own.output, q, k, v, options) if own.outcome == Outcome.ANSWERED else []),
-        gradients=pd.DataFrame(own_gradients),
     )
 
 
@@ -185,40 +180,3 @@ def _answer(name, tensors, options, ran) -> Answer:
 def _seen(tensors, options):
     """Whether each row sees a key, what broadcasts to (..., n_q, 1)."""
     return visible_rows(*tensors, **options)[..., None]
-
-
-TENSORS = ("dq", "dk", "dv")
-NUMBERS = ("max", "relative", "times_max")
-
-
-def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel: KernelRef | str) -> list[dict]:
-    """How far the gradients of one kernel are from the golden value's.
-
-    Args:
-        q, k, v, dO: (batch, heads, sequence, head_dim), of a Capture. options: of a kernel.
-
-    Returns:
-        rows, one of TENSORS each: tensor, max and relative (of the Deviation), times_max (over Baseline's), yardstick
-        (of `captured.YARDSTICKS`; where it is not finite, the numbers are NaN), outcome and problem (of
-        `call_kernel`). A kernel that gives no gradients is one row that says why.
-    """
-
-    def of(fn, dtype):
-        inputs = [x.detach().to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
-        return of_inputs(fn(*inputs, **options), inputs, dO.to(dtype))
-
-    fmt, none = Format.of(q.dtype), dict.fromkeys(NUMBERS, math.nan)
-    try:
-        own = of(with_kernel_errors(kernels.plain(kernel)), q.dtype)
-    except KernelError as error:
-        return [dict(tensor="", **none, yardstick="", outcome=error.outcome, problem=str(error))]
-    golden, baseline = of(partial(kernels.golden, inputs=fmt), torch.float64), of(baseline_for(fmt), q.dtype)
-    rows = []
-    for tensor, x, exact, base in zip(TENSORS, own, golden, baseline):
-        stick, largest, _ = yardstick_of(base, exact, fmt)
-        numbers = none
-        if stick == FINITE:
-            d = deviation(x, exact, fmt)
-            numbers = dict(max=d.max, relative=d.relative, times_max=over_baseline(d.max, largest))
-        rows.append(dict(tensor=tensor) | numbers | dict(yardstick=stick, outcome=Outcome.ANSWERED, problem=""))
-    return rows

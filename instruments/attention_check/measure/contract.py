@@ -131,20 +131,6 @@ def contract(
     return asker.rows
 
 
-def right_lengths(kernel: KernelRef | str | Callable, head_dim: int, device: str, causal: bool) -> list[dict[str, Any]]:
-    """Rows as of `contract` of the lengths at which a kernel that is wrong at that of FIRST is right."""
-    asker, fmt = _Asker(kernel, head_dim, device, causal, None), FORMATS[0]
-    for each in CAPABILITIES:
-        if each.key.startswith("length_"):
-            q, k, v, options = asker.inputs_of(fmt, each.call, 2)
-            answer = call_kernel(asker.fn, q, k, v, **options)
-            if answer.outcome == Outcome.ANSWERED:
-                golden = kernels.golden(q, k, v, inputs=fmt, **options)
-                if wrong_answers.distance(answer.output, golden) <= wrong_answers.FAR:
-                    asker.row(each.key)
-    return asker.rows
-
-
 class _Asker:
     """Asks a kernel, see `contract` for its arguments, and keeps the rows."""
 

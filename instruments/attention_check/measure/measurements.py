@@ -82,12 +82,10 @@ class TensorMeasurements(_Tables):
         deviations: errors of each kernel, head by head: rows of `captured.deviations`.
         risks: how risky each head is: rows of `captured.risks`.
         bound: the judged output beside its own bound: rows of `closeness.closeness`.
-        gradients: for the dO that was captured: rows of `captured.gradients`.
         conduct: what the judged kernel did beside its work: rows of `IsolatedKernel.conduct`.
     """
 
     deviations: pd.DataFrame = _table()
     risks: pd.DataFrame = _table()
     bound: pd.DataFrame = _table()
-    gradients: pd.DataFrame = _table()
     conduct: pd.DataFrame = _table()

@@ -1,14 +1,14 @@
 """How a kernel is called: at which head_dim, under which convention, one query at a time or all of them."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import GRADIENTS, UNMASKED, Capabilities, parameters
-from attention_check.measure.contract import ADAPTED, adapted, contract, formats, other_convention, right_lengths
+from attention_check.measure.contract import ADAPTED, adapted, contract, formats, other_convention
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -55,10 +55,6 @@ def way_of(
     while (more := other_convention(way.asked)) and {*more} <= {*follow} and not {*more} & {*way.conventions}:
         own = adapted(way.kernel, more)
         way = Way(own, (*way.conventions, *more), *probe_capabilities(own, device, queries, head_dims))
-    first = way.asked.iloc[0]
-    if not formats(way.asked) and first.outcome == Outcome.WRONG:
-        right = right_lengths(way.kernel, way.head_dim, device, way.able.causal)
-        return replace(way, asked=pd.concat([way.asked, pd.DataFrame(right)], ignore_index=True))
     if head_dims is None or not (way.asked.outcome == Outcome.REFUSED).all():
         return way
     for more, tried_at in NARROW.items():

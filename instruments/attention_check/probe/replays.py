@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from attention_check.probe.call_sites import CallTracker, SdpaArguments, observi
 from fa_lib.execution.untrusted import message
 
 SDPA = F.scaled_dot_product_attention
-KEPT, MODELS, ENTRIES, PAIRS = 16, 4, 4, 4  # runs; models; entries of a batch that run alone; prompts that occur twice
+KEPT, MODELS, ENTRIES = 16, 4, 4  # runs; models; entries of a batch that run alone
 PADDING, DECODED = 5, 4  # tokens put before and behind a prompt; tokens decoded one by one
 NUDGES, TIMES, ORDER = 2, 8, 16  # nudged runs; times as far as they two right runs may be; roundings of a nudge in FP32
 OUTPUT = "output"
@@ -269,8 +268,6 @@ def _ways(runs: list[Run]):
     """Yield each way, its entry, what makes both sides, and what makes the first with one more rounding."""
     for model in list(dict.fromkeys(run.model for run in runs))[:MODELS]:
         yield from _ways_of(max((run for run in runs if run.model is model), key=lambda run: run.batch))
-    for one, other in _twice(runs):
-        yield "padded", other[1], *_pair(one, other)
 
 
 def _side(run, entry=0, keep=None, **how):
@@ -300,10 +297,6 @@ def _ways_of(run):
     for entry, keep in enumerate(kept[:ENTRIES]):
         if run.batch > 1 or padded and len(keep) < run.length:
             yield "alone", entry, *_pair((run.cut(entry, keep), 0, None), (run, entry, keep))
-    pairs = ((i, j) for j in range(run.batch) for i in range(j) if torch.equal(run.first[i], run.first[j]))
-    equal = ((i, j) for i, j in pairs if kept[i] is None or len(kept[i]) == len(kept[j]))
-    for i, j in islice(equal, PAIRS):
-        yield "equal", j, *_pair((run, i, kept[i]), (run, j, kept[j]))
     if ids is None or not run.takes("input_ids"):
         return
     prompt = ids[:1, kept[0]]
@@ -319,23 +312,6 @@ def _ways_of(run):
     if run.takes("past_key_values", "use_cache") and n > DECODED:
         decoded = lambda: Side(_decoded(bare, prompt), bare)  # noqa: E731
         yield "cache", 0, lambda: _side(bare), decoded, lambda seed: _side(bare, nudge=seed)
-
-
-def _twice(runs: list[Run]):
-    """Prompts that occur alone in one run, and in another one behind or before equal tokens."""
-    rows = [(run, entry, row) for run in runs if run.ids is not None for entry, row in enumerate(run.ids)]
-    seen = set()
-    for short, i, x in rows:
-        for long, j, y in rows:
-            n, more = len(x), len(y) - len(x)
-            if short.model is not long.model or more < 2 or len(seen) >= PAIRS:
-                continue
-            for start, rest, end in ((more, y[:more], x[0]), (0, y[n:], x[-1])):
-                key, at = (tuple(x.tolist()), tuple(y.tolist())), torch.arange(n, device=x.device)
-                padded = (rest == rest[0]).all() and rest[0] != end
-                if key not in seen and padded and torch.equal(y[start : start + n], x):
-                    seen.add(key)
-                    yield (short, i, at), (long, j, at + start)
 
 
 def _decoded(run: Run, prompt: Tensor) -> list[tuple[str, str, Tensor]]:

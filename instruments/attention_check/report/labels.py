@@ -49,18 +49,10 @@ SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
 WAYS = {  # of running a model's prompt, of `probe.replays`
     "again": "the same inputs twice",
     "alone": "entry {entry} of the batch, alone and in it",
-    "equal": "two equal entries of the batch",
-    "padded": "a prompt alone and, in another run, beside equal tokens",
     "padding": "a prompt alone, and with padding on each side",
     "cache": "a prompt at once, and its last tokens one by one with a cache",
 }
-CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
-MODES = {  # of `rounding_mode`
-    "nearest_even": "round to nearest, ties to even",
-    "nearest_away": "round to nearest, ties away from zero",
-    "nearest": "round to nearest (its ties could not be seen)",
-    "truncates": "drop bits: its errors point towards zero, and add up from layer to layer",
-}
+CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}  # the last in older records
 NOTES = {  # of `contract`
     "causal_only": "masks causally, and only so",
     "top_left": "is aligned top-left, as torch's is_causal",

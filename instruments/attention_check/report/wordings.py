@@ -9,13 +9,12 @@ from attention_check.checks.relations import RELATIONS
 from attention_check.checks.relations.subject import BROKEN, CONVENTION, ROUNDING
 from attention_check.conventions.conventions import of_keys
 from attention_check.judge.findings import Finding, Severity
-from attention_check.measure.capability import FIRST, RACES
+from attention_check.measure.capability import RACES
 from attention_check.measure.contract import BY_DEFAULT
 from attention_check.measure.plan import FEW
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
     CASTS,
-    MODES,
     NAMES,
     SUMS,
     WAYS,
@@ -38,6 +37,7 @@ UNSEEN = {  # findings that hide a carry
     "noise": "its outputs differ from call to call, which has to end first",
     "coarse": "its outputs are numbers of a coarser format",
 }
+DROPS = "drop bits: its errors point towards zero, and add up from layer to layer"
 GRAVEST_FIRST = (Severity.FAILS, Severity.REPORTED, Severity.PASSES)
 
 
@@ -225,21 +225,6 @@ def _carried(low: list[Finding]) -> Sentence:
     return Sentence(text, f"{lost} ulp lost", limit, " ".join(more), change, severity=Severity.FAILS)
 
 
-def _captured_gradients(f, at):
-    if "problem" in at:
-        judged = _fails(f, "cannot be had", "were not judged")
-        return Sentence(f"Its gradients {judged}: the kernel {at['problem']}")
-    if "without" in at:
-        own = f"Baseline's own {', '.join(NAMES[tensor] for tensor in at['without'])}"
-        return Sentence(f"{own} is not finite for the dO that was captured: there is no error to hold it to")
-    name = NAMES[at["tensor"]]
-    if at.get("wrong"):
-        text = f"{name} is not attention's gradient for the dO that was captured"
-        return Sentence(text, _off_by(f.number), f"{f.limit:.0%}")
-    rule = f"{'is within' if f.number <= f.limit else 'breaks'} the rule of three"
-    return Sentence(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
-
-
 def _coarse(f, at):
     fmt = Format.of(at["fmt"])
     text, bits = f"For inputs in {fmt} its outputs are numbers of a coarser format", f"{f.number:.0f} significant bits"
@@ -287,12 +272,9 @@ def _nonfinite(f, at):
 
 
 def _not_attention(f, at):
-    recognised, answered = at["note"] not in ("", "other"), lower(_answered(at))
-    if right := [f"{n}" for n in at.get("right_at", ())]:
-        none = f"It is no attention kernel at N = {FIRST.n_kv}, where {answered}"
-        return Sentence(f"{none}; at N = {listed(right)} it is right")
+    recognised = at["note"] not in ("", "other")
     says = "It was not judged further" if recognised else "It is no attention kernel"
-    return Sentence(f"{says}: {answered}")
+    return Sentence(f"{says}: {lower(_answered(at))}")
 
 
 def _on_gpu(f, at):
@@ -442,8 +424,8 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "answer": lambda f, at: Sentence(_answered(at)),
     "rounded_splits": _rounded_splits,
     "rounding_mode": lambda f, at: Sentence(
-        f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} {MODES[at['mode']]}",
-        change=_fails(f, "round to nearest even")),
+        f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} "
+        f"{_fails(f, DROPS, 'round to nearest')}", change=_fails(f, "round to nearest even")),
     "bound": _bound,
     "relation": _relation,
     "relations": _relations,
@@ -517,8 +499,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "unasked": lambda f, at: Sentence(
         f"Its process ended {f.number:.0f} times; {at['times']} calls after that were not made"),
     "prints": lambda f, at: Sentence(f"It prints: up to {f.number:,.0f} bytes on {listed(at['details'])}"),
-    "leaks": lambda f, at: Sentence(
-        f"It leaks memory: over {at['times']} equal calls its process grew", f"{(f.number or 0) / 1e6:.2f} MB a call"),
     "state": lambda f, at: Sentence(
         f"It changes what other code of the program computes by: {listed(at['details'])}, {_calls(at)}",
         change="put it back before the kernel returns"),
@@ -547,7 +527,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
         "there."),
     "captured": lambda f, at: Sentence(
         f"The tensors were captured at {' of '.join(filter(None, (place(at), at.get('model'))))}"),
-    "captured_gradients": _captured_gradients,
     "explained": lambda f, at: Sentence(
         f"`fa-lib explain` calls the {at['tensor']} of the file {at['verdict']}",
         "" if f.number is None else f"{as_times(f.number, f.limit)} × the largest that is rounding"),
