@@ -18,7 +18,6 @@ from attention_check.probe.named_tensors import Reading
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why, reason_sentence
 from attention_check.report.sentences import judgement_text
-from benchmarks.mutants.gradients import Altered
 from fa_lib import BF16, draw, kernels
 
 pytestmark = pytest.mark.slow
@@ -199,11 +198,6 @@ def test_the_report_on_a_capture_judges_what_ran_and_says_where_it_was(tmp_path)
     far = capture.deviations(*call, capture.answered(*call, ["ran"], wrong))
     golden = kernels.golden(q, k, v, inputs=BF16)
     assert [row["max"] for row in far if row["kernel"] == "ran"][1] == (wrong - golden)[:, 1].abs().max().item()
-
-
-def shifted(q, k, v, **options):
-    """Right outputs; dV of another key."""
-    return kernels.flash(q, k, Altered.apply(v, lambda dv: dv.roll(1, 2)), **options)
 
 
 def test_a_rounded_capture_has_no_output_and_a_wrong_shape_is_refused(tmp_path):

@@ -116,10 +116,6 @@ def blame(
     distribution: Annotated[str, typer.Option(help="of the inputs: uniform, normal, outliers, sink, ...")] = "normal",
     causal: Annotated[bool, typer.Option("--causal", help="with a causal mask")] = False,
     seed: Annotated[int, typer.Option(min=0, help="of the inputs")] = 0,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(help="lines and formats to round them to, as 38=FP32 or 38=exact,41=FP32; may be given again"),
-    ] = None,
 ) -> None:  # fmt: skip
     """Which line loses the digits? Runs a GPU kernel without a GPU and splits its error by source lines.
 
@@ -127,9 +123,8 @@ def blame(
     What an output changes by is what this line adds to the error. No line of the kernel is changed.
     """
     with exit_on_error():
-        from attention_check.commands.blame_lines import change_text, changes_of, lines
         from attention_check.gpu.blame import blame as find
-        from attention_check.gpu.blame import what_if as ask
+        from attention_check.report.blame_words import lines
         from fa_lib.kernels.inputs import draw
         from fa_lib.kernels.kernel_ref import KernelRef
         from fa_lib.numerics.formats import Format
@@ -139,13 +134,8 @@ def blame(
             raise ValueError(f"--format: got {fmt}; accepted are BF16 and FP16")
         drawn = draw(distribution, seed, (1, heads, n_q or n, head_dim), (1, heads, n, head_dim))
         q, k, v = (x.to(Format.of(fmt).dtype) for x in drawn)
-        options: dict = dict(causal=True) if causal else {}
-        found = find(ref, q, k, v, gpu=gpu, **options)
+        found = find(ref, q, k, v, gpu=gpu, **(dict(causal=True) if causal else {}))
         say("\n".join(lines(found)))
-        changes = [changes_of(each, found) for each in what_if or ()]
-        answers = ask(ref, q, k, v, [change for change, _ in changes], gpu=gpu, **options) if changes else []
-        for (_, words), error in zip(changes, answers):
-            say(change_text(words, float(error.norm() / found.size)))
 
 
 @app.command()

@@ -95,20 +95,6 @@ class Blame:
         part = sum((self.added[line] for line in lines), torch.zeros_like(self.error))
         return float((part * self.error).sum() / self.size**2)
 
-    def by_line(self, file: str) -> dict[int, float]:
-        """Return number -> share, for the lines of a file: with the lines of other files that they call."""
-        shares: dict[int, list[Line]] = {}
-        for line in self.added:
-            for number in [number for name, number in line.frames if name == file][:1]:
-                shares.setdefault(number, []).append(line)
-        return {number: self.share(lines) for number, lines in sorted(shares.items())}
-
-    @property
-    def files(self) -> list[str]:
-        """The source files that have lines with errors, the one with the largest share first."""
-        names = dict.fromkeys(name for line in self.added for name, _ in line.frames)
-        return sorted(names, key=lambda name: -max(self.by_line(name).values()))
-
 
 def blame(
     kernel: KernelRef | str | Callable, q: Tensor, k: Tensor, v: Tensor, *, gpu: str | GPU = "A100", **options,

@@ -5,10 +5,9 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -192,61 +191,22 @@ def observing_sdpa(seen):
 
 @contextmanager
 def undisturbed(device):
-    """Where nothing reaches the model: no gradient, no autocast, no other mode, no random number drawn for it, no
-    setting of torch's."""
+    """Where nothing reaches the model: no gradient, no autocast, no other mode, no random number drawn for it."""
     kind, others = ("cuda", []) if device.type == "cpu" else (device.type, [device])
     with (
         torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False),
-        torch._C.DisableTorchFunction(), torch.random.fork_rng(others, device_type=kind), restored(),
+        torch._C.DisableTorchFunction(), same_random_numbers(others, kind),
     ):  # fmt: skip
         yield
 
 
-TINY = 5e-324  # the smallest float64, which flushing makes zero
-BACKENDS = ("flash", "mem_efficient", "math", "cudnn")  # of torch's attention
-MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
-FLAGS = [
-    (MATMUL, "fp32_precision"), (MATMUL, "allow_fp16_reduced_precision_reduction"),
-    (MATMUL, "allow_bf16_reduced_precision_reduction"), (torch.backends.mkldnn, "enabled"),
-    (CUDNN, "benchmark"), (CUDNN, "deterministic"), (CUDNN, "enabled"),
-]  # fmt: skip
-
-
 @contextmanager
-def restored() -> Iterator[None]:
-    """Whatever is done inside, after it are as before: the states of numpy's and Python's random numbers; torch's
-    default dtype, number of threads, flushing of subnormal numbers, deterministic algorithms, precision of matrix
-    products, and the backends of attention that are allowed. (torch's own generators: `torch.random.fork_rng`.)"""
+def same_random_numbers(devices: Sequence[torch.device] = (), kind: str = "cuda") -> Iterator[None]:
+    """Whatever is drawn inside, random numbers after it are those that were next: torch's, numpy's and Python's."""
     numbers, python = np.random.get_state(), random.getstate()
-    before = []
-    for get, put in _settings():
-        with suppress(RuntimeError, AttributeError):  # one that this torch has not, or cannot tell
-            before.append((get, put, get()))
     try:
-        yield
+        with torch.random.fork_rng(devices, device_type=kind):
+            yield
     finally:
         np.random.set_state(numbers)
         random.setstate(python)
-        for get, put, value in before:
-            if _told(get) != value:
-                put(value)
-
-
-def _told(get):
-    with suppress(RuntimeError):
-        return get()
-
-
-def _settings() -> list[tuple[Callable, Callable]]:
-    """How each setting is read, and how it is set."""
-    backends = torch.backends.cuda
-    return [
-        (torch.get_default_dtype, torch.set_default_dtype), (torch.get_num_threads, torch.set_num_threads),
-        (lambda: TINY * 1.0 == 0.0, torch.set_flush_denormal),
-        (torch.get_deterministic_debug_mode, lambda x: torch.use_deterministic_algorithms(x > 0, warn_only=x == 1)),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-        (backends.fp16_bf16_reduction_math_sdp_allowed, backends.allow_fp16_bf16_reduction_math_sdp),
-        *((getattr(backends, f"{name}_sdp_enabled"), getattr(backends, f"enable_{name}_sdp")) for name in BACKENDS),
-        *((partial(getattr, of, name), partial(setattr, of, name)) for of, name in FLAGS),
-    ]  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attention_check.isolation.calls import KernelError, call_or_raise
-from attention_check.probe.call_sites import CallTracker, SdpaArguments, compiled, observing_sdpa, restored, undisturbed
+from attention_check.probe.call_sites import CallTracker, SdpaArguments, compiled, observing_sdpa, undisturbed
 from attention_check.probe.capture import Capture
 from attention_check.probe.sampling import Sample, not_finite, sampled, shares_seen, size
 from attention_check.probe.skipped import Why, line
@@ -73,13 +73,12 @@ class Probe(TorchFunctionMode):
             largest error of each layer, head and kernel, and `every` doubles. None is no limit.
         save: path, ending in .safetensors, of the worst call (`capture.Capture`: Q, K, V, mask, causal, scale, o, and
             dO where a backward pass reaches it within), for `fa-lib check tensors` and `fa-lib shrink`; written on
-            leaving. Where a call is not finite, the first of these is the worst.
+            leaving. It has the largest error of what ran, over the golden root mean square and the unit roundoff. Where
+            a call is not finite, the first of these is the worst.
         baseline: the kernel whose error is the yardstick of `table` and `summary`, compared as if it were among names;
             None is none. "baseline" is `rule.baseline_for`: emulated in 16 bits, and with its sums taken one term
             after the other in FP32, where a real kernel rounds sums too.
         also: called with the compared rows of each call, and what the kernel that ran gave for them, float64.
-        worst: the kernel whose largest error (over the golden root mean square and the unit roundoff) says which call
-            is the worst: "ran", or one of names.
 
     Attributes:
         rows: dicts of where it was, rows (of Q compared for each head), hidden (of all these, the ones that see no key,
@@ -99,7 +98,7 @@ class Probe(TorchFunctionMode):
     def __init__(
         self, names: str | Iterable[KernelRef | str] = ("as_shipped",), every: int = 1, queries: int | None = 256,
         limit: int | None = 100_000, save: str | Path | None = None, baseline: str | None = "baseline",
-        worst: str = "ran", also: Callable[[Sample, Tensor], None] | None = None,
+        also: Callable[[Sample, Tensor], None] | None = None,
     ):  # fmt: skip
         super().__init__()
         beside = [names] if isinstance(names, str) else names
@@ -114,10 +113,8 @@ class Probe(TorchFunctionMode):
                 raise ValueError(f"{name}: got {value!r}; accepted is a whole number from 1{none}")
         if save is not None and Path(save).suffix != ".safetensors":
             raise ValueError(f"save: got {str(save)!r}; accepted is a path that ends in .safetensors, or None")
-        if worst not in ("ran", *self.kernels):
-            raise ValueError(f"worst: got {worst!r}; accepted are {', '.join(('ran', *self.kernels))}")
         self.every, self.queries, self.limit = every, queries, limit
-        self.save, self.baseline, self.worst, self.also = save, baseline, worst, also
+        self.save, self.baseline, self.also = save, baseline, also
         self.rows, self.calls, self.skipped = [], 0, Counter()
         self.nonfinite = None
         self._largest, self._worst = 0.0, None  # of the worst call so far: its error and Capture
@@ -181,8 +178,7 @@ class Probe(TorchFunctionMode):
         if fn in EMULATED:
             return call_or_raise(fn, part.options, part.q, part.k, part.v)
         own = (x.clone() for x in tensors)  # a kernel that writes to them harms nobody
-        with restored():  # of what the next kernel is computed with, too
-            return part.taken(call_or_raise(fn, options, *own))
+        return part.taken(call_or_raise(fn, options, *own))
 
     def _add(self, given, errors, rms, call):
         """Rows of one head of a call. errors: (kernel, against) -> largest and root mean square. rms: the golden
@@ -193,7 +189,7 @@ class Probe(TorchFunctionMode):
             if self.baseline is not None:
                 row["ratio"] = over_baseline(largest, own[0]) if own and against == "golden" else math.nan
             self.rows.append(row)
-            if self.save and (name, against) == (self.worst, "golden"):
+            if self.save and (name, against) == ("ran", "golden"):
                 self._keep(row, call)
 
     def _keep(self, row, call):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from attention_check.probe.call_sites import CallTracker, SdpaArguments, observing_sdpa, restored
+from attention_check.probe.call_sites import CallTracker, SdpaArguments, observing_sdpa, same_random_numbers
 from fa_lib.execution.untrusted import message
 
 SDPA = F.scaled_dot_product_attention
@@ -153,7 +153,7 @@ def played(run: Run, seed: int = 0, nudge: int | None = None) -> tuple[list[tupl
     nudge: of the numbers that round each module's output once more."""
     cast = torch.autocast(run.tensors()[0].device.type, run.autocast, enabled=run.autocast is not None)
     nudged = nullcontext() if nudge is None else _nudged(torch.Generator().manual_seed(nudge))
-    with torch.no_grad(), torch.random.fork_rng([]), restored(), cast, nudged:
+    with torch.no_grad(), same_random_numbers(), cast, nudged:
         torch.manual_seed(seed)
         with Calls() as calls, calls.places:
             output = run.model(*run.args, **run.kwargs)

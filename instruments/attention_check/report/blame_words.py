@@ -1,15 +1,11 @@
-"""The lines that `fa-lib blame` prints, and the changes that it is asked about."""
+"""What each source line of a GPU kernel adds to its error, in words."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from attention_check.gpu.blame import Blame
-from fa_lib.numerics.formats import Format
-from ptx_machine.shadow.policy import Line
 
 SMALL = 5e-3  # shares below are not worth a line of their own
-EXACT = "exact"
 NO_LINE = "instructions without a line"
 WIDTH = 76  # characters of a source line
 
@@ -63,36 +59,3 @@ def lines(found: Blame) -> list[str]:
     legend = (f"share: of the squared error. exact, in {fmt}: the error, relative to now, if this line alone computed "
               f"exactly, or rounded to {fmt}.")  # fmt: skip
     return [headline(found), "", head, *rows, *others, "", legend, completeness(found)]
-
-
-def change_text(words: str, answer: float) -> str:
-    """Say what an error would be after a change."""
-    return f"With {words}: {answer:.3g} times the error of now."
-
-
-def changes_of(text: str, found: Blame) -> tuple[dict[Line, Format | None], str]:
-    """Read a change of lines of `found`, "38=FP32" or "softmax.h:88=exact,41=BF16".
-
-    Returns:
-        (line -> format, None for exact; the change in words).
-
-    Raises:
-        ValueError: it is no change, or there is no such line.
-    """
-    changes: dict[Line, Format | None] = {}
-    words = []
-    for one in text.split(","):
-        match = re.fullmatch(r"(?:(.+):)?(\d+)=(\w+)", one.strip())
-        if match is None:
-            accepted = "accepted is LINE=FORMAT or FILE:LINE=FORMAT, as 38=FP32, 38=exact"
-            raise ValueError(f"--what-if: got {one!r}; {accepted}")
-        name, number, fmt = match[1], int(match[2]), match[3]
-        files = [file for file in found.files if file.endswith(name)] if name else found.files[:1]
-        frames = {(file, number) for file in files}
-        chosen = [line for line in found.added if frames & {*line.frames}]
-        if not chosen:
-            numbers = ", ".join(str(number) for file in files[:1] for number in found.by_line(file)) or "none"
-            raise ValueError(f"--what-if: got line {one.strip()!r}; accepted are lines with errors: {numbers}")
-        changes |= dict.fromkeys(chosen, None if fmt == EXACT else Format.of(fmt))
-        words.append(f"line {number} {'exact' if fmt == EXACT else f'in {fmt}'}")
-    return changes, " and ".join(words)
