@@ -10,14 +10,12 @@ from in_a_folder import command
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import fa_lib
-from attention_check.commands import cli_explain
 from attention_check.conventions.attention import Dialect, attend
 from attention_check.conventions.conventions import CONVENTIONS
 from attention_check.conventions.reading import CapturedCall, Unfit
 from attention_check.explain.explain_words import lines
 from attention_check.explain.explanation import explanation
 from attention_check.explain.verdict import Verdict
-from attention_check.probe.named_tensors import NAMES
 from benchmarks.reports import drawn
 from fa_lib import kernels
 from fa_lib.numerics.formats import BF16
@@ -273,11 +271,6 @@ def test_a_key_lost_of_many():
 def test_an_option_that_no_call_has_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         fa_lib.explain(Q, K, V, Q, **change)
-
-
-def test_help_lists_the_names_that_a_file_may_have():
-    said = cli_explain.ACCEPTED.replace(";", ",").split(", ")
-    assert said == [name for names in NAMES.values() for name in names]
 
 
 def test_a_second_output_has_a_picture_of_its_own(tmp_path):

@@ -22,18 +22,9 @@ from attention_check.commands.cli_check import (
 from fa_lib.commands.errors import exit_on_error, say
 
 app = typer.Typer()
-ACCEPTED = (  # probe.named_tensors.NAMES, whose import would make --help wait for torch
-    "q, query; k, key; v, value; o, out, output, attn_output, attn_out; dO, dout, grad_out, grad_output; causal, "
-    "is_causal; scale, softmax_scale, sm_scale, scaling; mask, attn_mask, attention_mask, attn_bias; window, "
-    "window_size; softcap, logit_softcap, logits_soft_cap; sinks, s_aux; o_ref, o2, out_ref, out2, ref, reference, "
-    "expected, o_b, output_ref; lse, softmax_lse, logsumexp, log_sum_exp; dlse, d_lse, grad_lse, lse_grad; dq, "
-    "grad_q, q_grad, grad_query, query_grad; dk, grad_k, k_grad, grad_key, key_grad; dv, grad_v, v_grad, "
-    "grad_value, value_grad; q_scale, q_descale; k_scale, k_descale; v_scale, v_descale; cu_seqlens, cu_seqlens_q, "
-    "cu_seq_lens_q; cu_seqlens_k, cu_seqlens_kv, cu_seq_lens_k"
-)
 
 
-@app.command(epilog=f"Names in the file: {ACCEPTED}.")
+@app.command()
 def explain(
     file: Annotated[
         Path | None,

@@ -1,7 +1,6 @@
 """`fa-lib dev mutate`."""
 
 from collections import Counter
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -20,13 +19,12 @@ def mutate(
     """List changes of a GPU kernel that your tests do not notice. No GPU is needed.
 
     The tests run once as they are, and once with each change of one instruction. A change that they pass with has
-    survived: a test is missing, or the change has no effect. Interrupted and started again it resumes.
+    survived: a test is missing, or the change has no effect.
     """
-    with exit_on_error(kept="finished changes are kept in build/mutate: the same command resumes"):
+    with exit_on_error():
         from tqdm import tqdm
 
         from attention_check.gpu import mutation
-        from fa_lib.execution.paths import build
         from ptx_machine.device import GPU
 
         file, _, function = kernel.rpartition(":")
@@ -34,22 +32,12 @@ def mutate(
             raise ValueError(f"kernel: got {kernel!r}; accepted is FILE.py:function of a file that is there")
         name, within = GPU.of(gpu).name, f"{Path(file).resolve()}:{function}"
         every = mutation.recorded(tests, within, name)
-        drawn = mutation.drawn(every, changes, seed)
-        key = sha256("\n".join([within, name, *tests, *_texts([*tests, file])]).encode()).hexdigest()[:16]
-        kept = build() / "mutate" / f"{key}.jsonl"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        rows = mutation.outcomes(tests, within, name, drawn, kept)
-        found = [*tqdm(rows, "changes", len(drawn), leave=False, disable=None)]
-        count = Counter(row["outcome"] for row in found)
-        typer.echo(f"{len(every):,} possible changes, {len(found)} drawn: " + ", ".join(
-            f"{count[each]} {each}" for each in mutation.OUTCOMES))  # fmt: skip
-        for row in sorted(found, key=lambda row: row["source"]):
-            if row["outcome"] == mutation.SURVIVED:
-                place = row["source"] or f"line {row['line']} of the PTX"
-                typer.echo(f"\n{place}: {row['kind']}\n  - {row['before']}\n  + {row['after']}")
-
-
-def _texts(words: list[str]) -> list[str]:
-    """The text of the Python files among some words: other tests, and another kernel, have other outcomes."""
-    paths = [Path(word.split("::")[0]) for word in words]
-    return [path.read_text() for path in paths if path.suffix == ".py" and path.is_file()]
+        drawn, count = mutation.drawn(every, changes, seed), Counter()
+        typer.echo(f"{len(every):,} possible changes, {len(drawn)} drawn")
+        for change in tqdm(drawn, "changes", leave=False, disable=None):
+            found = mutation.outcome(tests, within, name, change)
+            count[found] += 1
+            if found == mutation.SURVIVED:
+                place = change.source or f"line {change.line} of the PTX"
+                typer.echo(f"\n{place}: {change.kind}\n  - {change.before}\n  + {change.after}")
+        typer.echo("\n" + ", ".join(f"{count[each]} {each}" for each in mutation.OUTCOMES))

@@ -7,13 +7,10 @@ import signal
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from hashlib import sha256
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from fa_lib.execution.files import replacing
 from ptx_machine import mutate
 from ptx_machine.mutate import Change
 from ptx_machine.ptx import parse
@@ -51,27 +48,10 @@ def drawn(changes: Sequence[Change], count: int, seed: int) -> list[Change]:
     return turns[:count]
 
 
-def outcomes(command: Sequence[str], within: str, gpu: str, changes: Sequence[Change], kept: Path) -> Iterator[dict]:
-    """Run the tests with each change; yield the change's fields, and `outcome`.
-
-    Args:
-        kept: a file of JSON lines. What it has is not run again.
-    """
-    rows = [*map(json.loads, kept.read_text().splitlines())] if kept.exists() else []
-    done = {row["key"]: row for row in rows}
-    for change in changes:
-        key = sha256(mutate.as_json(change).encode()).hexdigest()[:16]
-        if key not in done:
-            settings = {mutate.CHANGE: mutate.as_json(change), mutate.WITHIN: within, mutate.DEFAULT_GPU: gpu}
-            status, _ = ran(command, settings, LONGEST_S)
-            done[key] = {"key": key, "outcome": outcome(status), **asdict(change)}
-            with replacing(kept) as path:
-                path.write_text("".join(json.dumps(row) + "\n" for row in done.values()))
-        yield done[key]
-
-
-def outcome(status: int | None) -> str:
-    """Name the exit status of a test command; None: it took too long."""
+def outcome(command: Sequence[str], within: str, gpu: str, change: Change) -> str:
+    """Run the tests with a change, and return which of OUTCOMES comes of it."""
+    settings = {mutate.CHANGE: mutate.as_json(change), mutate.WITHIN: within, mutate.DEFAULT_GPU: gpu}
+    status, _ = ran(command, settings, LONGEST_S)
     return {0: SURVIVED, FAILED_TESTS: NOTICED, None: TIMEOUT}.get(status, CRASHED)
 
 
