@@ -45,8 +45,7 @@ STRANGERS = {
              "    return right(q, k, v)",
     "hangs_always": "def f(q, k, v):\n    while True: pass",
     "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
-    "replaces_softmax": "def f(q, k, v):\n    torch.softmax = lambda *given, **named: torch.zeros(1)\n"
-                        "    return right(q, k, v)",
+    "sets": "def f(q, k, v):\n    torch.set_flush_denormal(True)\n    return right(q, k, v)",
     "changes_k_in_backward": "from benchmarks.mutants.gradients import Altered\n"
                              "def f(q, k, v): return Altered.apply(right(q, k, v), lambda dO: k.data.add_(1) + dO)",
 }  # fmt: skip
@@ -159,8 +158,6 @@ def test_after_three_hangs_the_rest_is_not_asked(stranger):
 
 HABITS = [  # what a call does beside its work; findings
     ("pass", []),
-    ("torch.softmax = F.softmax", [("state", Severity.FAILS, ["torch.softmax"])]),
-    ("torch.Tensor.__matmul__ = lambda a, b: b", [("state", Severity.FAILS, ["Tensor.__matmul__"])]),
     ("torch.set_default_dtype(torch.float64)", [("state", Severity.FAILS, ["the default dtype"])]),
     ("torch.set_flush_denormal(True)", [("state", Severity.FAILS, ["flushing of denormal numbers"])]),
     ("torch.set_grad_enabled(False)", [("state", Severity.FAILS, ["grad mode"])]),
@@ -186,10 +183,10 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
     assert torch.get_num_threads() == threads
 
 
-def test_what_a_kernel_replaces_counts_on_captured_tensors(stranger, tmp_path):
+def test_what_a_kernel_changes_counts_on_captured_tensors(stranger, tmp_path):
     file = tmp_path / "a.safetensors"
     save_file(dict(zip("qkv", (x.bfloat16() for x in draw(64, 32)))), file)
-    for name, code in (("replaces_softmax", 1), ("good", 0)):
+    for name, code in (("sets", 1), ("good", 0)):
         given = [STRANGERS[name]] if code else []
         kernel, record = stranger(name, *given), tmp_path / f"{name}.json"
         words = ("--kernel", kernel, "--exit-code", "--out", tmp_path, "--json", record)

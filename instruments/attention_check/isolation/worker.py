@@ -42,8 +42,6 @@ MACHINE = "ptx_machine"  # it logs what takes long
 PACKAGES = ("fa_lib", "attention_check", "ptx_machine", "attention_gallery")
 TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
-PATCHABLE = (torch, torch.Tensor, torch.nn.functional, torch.autograd, torch.linalg)
-OWN = ("manual_seed",)  # torch replaces it by itself, when torch._dynamo is imported
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a number -> dtype
 SMALLEST = 5e-324  # 0 times anything where denormal numbers are flushed
 DRAWS = ("torch's random numbers", "numpy's random numbers", "Python's random numbers")
@@ -206,26 +204,15 @@ def state() -> dict:
 
 
 class Watch:
-    """Sees what changes from one look to the next, of `state` and of torch's functions."""
+    """Sees what of `state` changes from one look to the next."""
 
     def __init__(self):
-        self.state, self.functions = state(), {of: dict(vars(of)) for of in PATCHABLE}
+        self.state = state()
 
     def look(self) -> list[str]:
-        """Names of what is no longer as it was at the last look; of functions those that others stand in for."""
+        """Names of what is no longer as it was at the last look."""
         was, self.state = self.state, state()
-        names = [name for name in was if was[name] != self.state[name]]
-        for of, functions in self.functions.items():
-            now = dict(vars(of))
-            if now == functions:
-                continue
-            inherited = getattr(of, "__base__", None)
-            for name, fn in now.items():
-                before = functions.get(name, getattr(inherited, name, fn))
-                replaced = before is not fn and callable(before) and not isinstance(before, type)
-                names += [f"{of.__name__}.{name}"] * (replaced and name not in OWN)
-            self.functions[of] = now
-        return names
+        return [name for name in was if was[name] != self.state[name]]
 
 
 def signature_of(fn: Callable) -> inspect.Signature | None:
