@@ -32,7 +32,7 @@ def main():
     print(probe.summary().round(2).droplevel("model").to_string())
     print(f"\nTensors of the worst call: {worst}")
     with replacing(drawn) as path:
-        model_panels(probe.table)["layers"].savefig(path, bbox_inches="tight", dpi=200)
+        model_panels(probe.table)[0].figure().savefig(path, bbox_inches="tight", dpi=200)
     print(f"The figure: {drawn}")
 
 

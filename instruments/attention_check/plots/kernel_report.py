@@ -11,10 +11,9 @@ from attention_check.checks.carry import LOST
 from attention_check.judge.findings import Judgement
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
-from attention_check.plots.page_style import BLUE, DIM, PANEL, READABLE, RUST, panel
+from attention_check.plots.page_style import BLUE, DIM, READABLE, RUST, Panel
 from attention_check.report import sentences
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
-from attention_check.report.pictures import PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
@@ -26,25 +25,48 @@ MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 @styled
 def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Figure | None:
-    """Draw four panels about a kernel: the precision of its sums, the growth of its error, the rule, and hard inputs.
-    None for a kernel that runs in no format."""
+    """Draw the panels of a kernel's page in one figure; None for a kernel that runs in no format."""
     if not len(found.lengths):
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
-    for ax, (key, (name, draw)) in zip(axes.flat, PANELS.items()):
-        draw(ax, getattr(found, name))
-        ax.set_title(PICTURES[key].title)
+    for ax, panel in zip(axes.flat, kernel_panels(found)):
+        panel.draw(ax)
+        ax.set_title(panel.title)
     return captioned(figure, sentences.headline(judgement).removesuffix("."), caption)
 
 
-@styled
-def kernel_panels(found: Measurements) -> dict[str, Figure]:
-    """Draw each panel of `kernel_report`, by its key of PANELS, as a figure without a title; none of a kernel that runs
-    in no format."""
-    return {
-        key: panel(partial(draw, **{name: getattr(found, name)}), (4.4, 4.0) if key == "sides" else PANEL)
-        for key, (name, draw) in (PANELS if len(found.lengths) else {}).items()
-    }
+def kernel_panels(found: Measurements) -> list[Panel]:
+    """The panels of a kernel's page: the precision of its sums, the growth of its error, the rule, and hard inputs; []
+    for a kernel that runs in no format."""
+    if not len(found.lengths):
+        return []
+    return [
+        Panel(
+            "Does it lose small terms of a large sum?",
+            "One large term and many small ones are added up. Below the line the sum is right to the rounding of the "
+            "output. A kernel that keeps the sum in BF16 or FP16 from tile to tile loses what each tile adds. The most "
+            "that is lost for 1, 16 and 256 queries is shown.",
+            partial(_sums, sums=found.sums),
+        ),
+        Panel(
+            "Does its error grow with N?",
+            "The largest error over Baseline's on the same outputs (at least 1,024), for the format and the numbers of "
+            "queries where it is largest. The line is the rule, at most 2.",
+            partial(_growth, lengths=found.lengths),
+        ),
+        Panel(
+            "Is it within the rule, over shapes and masks?",
+            "The largest error over Baseline's, a point for each shape. The lines are the rule: at most 2 for the "
+            "output, 3 for gradients, which are reported, and counted only where they are wrong by more than 20 %.",
+            partial(_rule, shapes=found.shapes),
+        ),
+        Panel(
+            "Do its errors have a side?",
+            "The mean signed difference to the golden value rounded to the format; hollow marks are Baseline's. Below "
+            "0.05 ulp nothing is called a bias: an output that is rounded once scatters by 0.29 ulp.",
+            partial(_inputs, inputs=found.inputs), (4.4, 4.0),
+        ),
+    ]  # fmt: skip
 
 
 def _sums(ax, sums):
@@ -144,8 +166,3 @@ def _inputs(ax, inputs):
     ax.grid(axis="x")
     if len(names):
         ax.legend(loc="best")
-
-
-PANELS = {  # of a kernel's page -> its table, and what draws it
-    "sums": ("sums", _sums), "growth": ("lengths", _growth), "rule": ("shapes", _rule), "sides": ("inputs", _inputs),
-}  # fmt: skip

@@ -4,13 +4,12 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from attention_check.plots.page_style import BLUE, DIM, RUST, panel
+from attention_check.plots.page_style import BLUE, DIM, RUST, Panel
 from attention_check.probe.probe import summary
 from fa_lib.kernels.kernel_ref import label_of
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.plots.style import INK, log_ticks, styled
+from fa_lib.plots.style import INK, log_ticks
 
 DRAWN = {  # kernel: label, colour, marker
     "ran": ("what the model ran", INK, "P"),
@@ -19,17 +18,19 @@ DRAWN = {  # kernel: label, colour, marker
 }
 
 
-@styled
-def model_panels(table: pd.DataFrame) -> dict[str, Figure]:
-    """Draw the largest errors of kernels in a model over Baseline's: a small point for each layer, head and step, a
-    large one for each layer, as in `probe.summary`. table: of a Probe with the baseline "baseline".
-
-    Returns:
-        the key "layers" of `pictures.PICTURES` -> figure; {} where nothing was compared.
-    """
+def model_panels(table: pd.DataFrame) -> list[Panel]:
+    """The panel of a model's page: the largest errors of kernels over Baseline's, as in `probe.summary`; [] where
+    nothing was compared. table: of a Probe with the baseline "baseline"."""
     worst = summary(table)
-    draw, size = partial(_layers, table=table, worst=worst), (4.8, 1.9 + 0.42 * len(worst))
-    return dict(layers=panel(draw, size)) if len(worst) else {}
+    if not len(worst):
+        return []
+    return [
+        Panel(
+            "How far is attention, layer by layer?",
+            "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
+            partial(_layers, table=table, worst=worst), (4.8, 1.9 + 0.42 * len(worst)),
+        )
+    ]  # fmt: skip
 
 
 def _layers(ax, table, worst):

@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Judgement
-from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, panel
+from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, Panel
 from attention_check.report import sentences
 from attention_check.report.labels import named
-from attention_check.report.pictures import PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import INK, log_ticks, styled
@@ -30,25 +29,35 @@ MOST = 24  # heads that are drawn
 
 @styled
 def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, caption: str) -> Figure:
-    """Draw a line for each head: its risks, of a table of `captured.risks`, and the errors of kernels on it, of a table
-    of `captured.deviations`."""
-    drawings, heads = _drawings(risky, far)
-    height = max(4.5, 0.34 * len(heads) + 2.6)
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, height), width_ratios=(1.25, 0.8))
-    for ax, (key, draw) in zip(axes, drawings.items()):
-        draw(ax)
-        ax.set_title(PICTURES[key].title)
+    """Draw the panels of the page in one figure; risky, far: as of `tensors_panels`."""
+    panels = tensors_panels(risky, far)
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, max(4.5, 0.34 * len(_heads(far)) + 2.6)), width_ratios=(1.25, 0.8))
+    for ax, panel in zip(axes, panels):
+        panel.draw(ax)
+        ax.set_title(panel.title)
     return captioned(figure, sentences.headline(judgement).removesuffix("."), f"{caption} {shortened(risky)}".rstrip())
 
 
-@styled
-def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame) -> dict[str, Figure]:
-    """Draw the two panels of `tensors_report` as a figure each, without a title: key of `pictures.PICTURES` ->
-    figure."""
-    drawings, heads = _drawings(risky, far)
+def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame) -> list[Panel]:
+    """The panels of a page on captured tensors, with a line for each head: its risks, of a table of `captured.risks`,
+    and the errors of kernels on it, of a table of `captured.deviations`."""
+    heads, answered = _heads(far), far[far.outcome == Outcome.ANSWERED]
     height = 0.3 * len(heads) + 1.6
-    sizes = dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)))
-    return {key: panel(draw, sizes[key]) for key, draw in drawings.items()}
+    return [
+        Panel(
+            "How risky is each head?",
+            "Rows with several maxima: more than one key attains the row's largest score; P is exactly 1 there, and "
+            "with V of one sign rounding O to 16 bits is biased. V of one sign: |sum| over the sum of sizes; errors of "
+            "a low-precision carry then add up. Rescales: how often a tile of 64 keys raises a row's maximum.",
+            partial(_risks, risky=risky.set_index("head").loc[heads]), (4.8, max(3.6, height)),
+        ),
+        Panel(
+            "How far is each kernel on it?",
+            "The largest error over Baseline's; the line is the rule, at most 2. The bar is the golden value rounded "
+            "to the output's format: no kernel does better.",
+            partial(_errors, far=answered[answered["head"].isin(heads)], heads=heads), (4.8, max(4.2, height + 0.6)),
+        ),
+    ]  # fmt: skip
 
 
 def shortened(risky: pd.DataFrame) -> str:
@@ -56,15 +65,10 @@ def shortened(risky: pd.DataFrame) -> str:
     return f"The {MOST} heads with the largest errors of {len(risky)}." if len(risky) > MOST else ""
 
 
-def _drawings(risky, far):
-    """Make the functions that draw into axes, key -> function; and list the heads that they draw."""
-    answered = far[far.outcome == Outcome.ANSWERED]
-    worst = answered.groupby("head").times_max.max().sort_values(ascending=False)
-    heads = sorted(worst.index[:MOST].astype(int))
-    return {
-        "risks": partial(_risks, risky=risky.set_index("head").loc[heads]),
-        "errors": partial(_errors, far=answered[answered["head"].isin(heads)], heads=heads),
-    }, heads
+def _heads(far):
+    """The heads that are drawn: MOST, those with the largest errors."""
+    worst = far[far.outcome == Outcome.ANSWERED].groupby("head").times_max.max().sort_values(ascending=False)
+    return sorted(worst.index[:MOST].astype(int))
 
 
 def _risks(ax, risky):

@@ -18,7 +18,6 @@ from markupsafe import Markup, escape
 from attention_check.judge.findings import Judgement, Severity
 from attention_check.report import sentences
 from attention_check.report.page_files import PageFiles
-from attention_check.report.pictures import PICTURES
 from attention_check.report.tables import Section
 from fa_lib.execution.machine import date, installed, package, processor
 from fa_lib.execution.results import provenance, versions
@@ -27,6 +26,8 @@ from fa_lib.kernels.kernel_ref import KernelRef
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from attention_check.plots.page_style import Panel
 
 QUESTIONS = {
     "kernel": "Is this kernel numerically safe?",
@@ -51,13 +52,13 @@ class Report:
 
 
 def write_report(
-    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure]",
+    files: PageFiles, judgement: Judgement, sections: Sequence[Section], panels: "Sequence[Panel]",
     tables: Iterable[tuple[str, pd.DataFrame]], about: Mapping[str, Any], settings: Mapping[str, Any],
 ) -> Report:  # fmt: skip
     """Write the tables, the record and the page of a judgement.
 
     Args:
-        sections: tables of the page. panels: key of `pictures.PICTURES` -> figure.
+        sections: tables of the page. panels: its pictures.
         tables: name -> table, for a CSV file each. about: name -> value, for the heading: kernel, versions, date.
         settings: name -> value, for the end, and for the record.
     """
@@ -68,11 +69,11 @@ def write_report(
 
 
 def page(
-    judgement: Judgement, sections: Sequence[Section], panels: "Mapping[str, Figure] | None" = None,
+    judgement: Judgement, sections: Sequence[Section], panels: "Sequence[Panel]" = (),
     about: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """The page of a judgement; arguments as of `write_report`."""
-    panels, sections = panels or {}, [section for section in sections if len(section.table)]
+    sections = [section for section in sections if len(section.table)]
     groups, headline = sentences.sentences_of(judgement), sentences.headline(judgement)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -84,8 +85,7 @@ def page(
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
         groups=[(severity.value, sentences.HEADINGS[severity], sentences.folded(group))
                 for severity, group in groups.items()],
-        pictures=[dict(key=key, png=picture(figure), words=PICTURES[key])
-                  for key, figure in panels.items()],
+        pictures=[dict(png=picture(panel.figure()), title=panel.title, shows=panel.shows) for panel in panels],
         sections=sections, about=_texts(about or {}), settings=_texts(settings or {}),
     )  # fmt: skip
 
