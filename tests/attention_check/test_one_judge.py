@@ -95,18 +95,20 @@ def test_a_defect_fails_the_check_of_its_name_and_a_right_kernel_passes(kernel, 
 def test_a_kernel_need_not_be_hashable_and_a_name_may_stand_for_another_one_later():
     @dataclass
     class Kernel:
-        times: float
+        longest: int
 
         def __call__(self, q, k, v):
-            return self.times * torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            if k.shape[-2] > self.longest:
+                raise NotImplementedError("more keys")
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
-    right, wrong = Kernel(1.0), Kernel(2.0)
+    long, short = Kernel(4096), Kernel(1024)
     with pytest.raises(TypeError, match="unhashable"):
-        hash(right)
-    check = "answer_fewer_queries"
-    assert result_of(check, right).passed and not result_of(check, wrong).passed
-    for kernel in (right, wrong):
-        assert result_of(check, KernelRef("", "by_name", fn=kernel)).passed == (kernel is right)
+        hash(long)
+    check = "answer_length_1500"
+    assert result_of(check, long).passed and result_of(check, short).passed is None
+    for kernel in (long, short):
+        assert result_of(check, KernelRef("", "by_name", fn=kernel)).passed is (True if kernel is long else None)
 
 
 def test_what_a_kernel_refuses_is_not_judged():
