@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attention_check.measure.checked_kernel import CheckedKernel
 
 KEYS = 16  # that O is the mean of: few, so that one tile holds them, and a carry in low precision loses nothing
-N = 128  # queries, and keys
+ROWS, N = 256, 128  # queries, and keys, where the output is asked for, and P: a kernel may remember one call's K
 HEAD_DIM = 64  # where P is asked for: between so many pairs of neighbours
 EVERY = 16  # of so many keys one has the largest score
 HIDDEN = -1000.0  # score of a key whose P is 0
@@ -67,8 +67,8 @@ def _output(ask, fmt, head_dim):
     shares = torch.tensor([KEYS // 4, 3 * KEYS // 4, 0])
     V = torch.where(torch.arange(KEYS)[:, None, None] < shares[:, None], up, low)  # (KEYS, shares, 4)
     V[0, -1] -= ulp * sign
-    v = torch.nn.functional.pad(V.flatten(1), (0, head_dim - 3 * 4, 0, N - KEYS))
-    q, k = torch.zeros(2, N, head_dim, dtype=torch.float64)
+    v = torch.nn.functional.pad(V.flatten(1), (0, head_dim - 3 * 4, 0, ROWS - KEYS))
+    q, k = torch.zeros(2, ROWS, head_dim, dtype=torch.float64)
     q[:, 0], k[KEYS:, 0] = 8, HIDDEN
     answer = ask(q, k, v)
     if answer.o is None:
