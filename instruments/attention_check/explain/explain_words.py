@@ -128,7 +128,8 @@ def nearer(found: Mapping[str, Explanation]) -> str:
     off = {name: f"{found[name].believed:.2g} of its size{nan[name]}" for name in found}
     if a.verdict == b.verdict == Verdict.ROUNDING:
         both = f"Both are rounding, {first} off by {off[first]}, {other} by {off[other]}"
-        return f"{both}: two right implementations differ so."
+        blind = "" if a.blind_rows == b.blind_rows else " Rows that see no key differ: that is a convention."
+        return f"{both}: two right implementations differ so.{blind}"
     if not b.nan_rows and b.believed <= SAME * a.believed:
         return f"As you describe the call both are as near to attention: off by {off[first]}, and by {off[other]}."
     return f"As you describe the call {first} is nearer to attention: off by {off[first]}, {other} by {off[other]}."

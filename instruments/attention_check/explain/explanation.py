@@ -191,6 +191,7 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
     found = explanation(replace(call, o=o))
     if found.verdict == Verdict.BUG:
         return None
+    found = replace(found, believed=believed.residual)  # of the rows as they are
     mask, n_q = call.options.get("mask"), due.shape[2]
     if mask is not None and mask.dtype == torch.bool and n_q <= n_kv:
         own = mask.cpu().expand(*due.shape, n_kv).diagonal(n_kv - n_q, -2, -1)  # whether a row sees its own key
@@ -265,7 +266,8 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
     """In the first dialect in which the sampled rows are right, and all others like them."""
     for dialect in dialects:
         numbers = Distance.of(case.call, dialect)
-        if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and numbers.is_counted:
+        hides = numbers.blind_rows == "other" and case.believed is not None and case.believed.blind_rows != "other"
+        if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and numbers.is_counted and not hides:
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
             verdict = Verdict.BUG if _contradicts(case.call, dialect.changes()) else _of_conventions(dialect)
