@@ -77,24 +77,18 @@ def token_major_groups(q, k, v, causal=False, scale=None, softcap=None, window=N
 
 
 def hand_written_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    *_, scale, hide = load(q, k, v, scale, causal, window)
+    *tensors, scale, hide = load(q, k, v, scale, causal, window)
+    dtype = q.dtype
 
     def forward(q, k, v):
-        qf, kf, vf = steps.upcast(q, k, v)
-        m, l, o = steps.sweep(lambda k, j0: hide(capped(qf @ k.mT * scale, softcap), j0), qf, kf, vf, q.dtype)
-        return (o / nonzero(l)).to(q.dtype), m + torch.log(l)
+        m, l, o = steps.sweep(lambda k, j0: hide(capped(q @ k.mT * scale, softcap), j0), q, k, v, dtype)
+        return rounded(o / nonzero(l), dtype), m + torch.log(l)
 
     def backward(do, q, k, v, o, lse):
-        qf, kf, vf = steps.upcast(q, k, v)
-        g = do.to(qf.dtype)
-        dq, dk, dv = steps.backward_in_tiles(
-            g, qf, kf, vf, o.to(qf.dtype), finite(lse), scale, q.dtype, hide, softcap,
-            scores=lambda k: qf @ k.mT * scale,
-        )  # fmt: skip
-        dk, dv = (steps.sum_groups(x, k.shape[1]) for x in (dk, dv))
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        about = dict(softcap=softcap, scores=lambda k: q @ k.mT * scale)
+        return steps.backward_in_tiles(do, q, k, v, o, finite(lse), scale, dtype, hide, **about)
 
-    return steps.ByHand.apply(forward, backward, q, k, v)
+    return steps.ByHand.apply(forward, backward, *tensors).to(dtype)
 
 
 def two_passes(q, k, v, causal=False, scale=None, mask=None, softcap=None):

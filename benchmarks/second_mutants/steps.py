@@ -202,11 +202,6 @@ def backward_in_tiles(
     return dq if add else dq * scale, dk, dv
 
 
-def sum_groups(x, kv_heads):
-    """Sum a per-query-head gradient of K or V over the heads that share a kv head."""
-    return x.unflatten(1, (kv_heads, -1)).sum(2)
-
-
 class Exp2Poly(Function):
     """2 ** x for x <= 0: the whole part by the exponent, the rest by a polynomial."""
 
