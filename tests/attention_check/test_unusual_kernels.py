@@ -17,6 +17,7 @@ from attention_check.checks.splits import in_splits
 from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
+from attention_check.measure.capability import LARGE
 from attention_check.measure.contract import contract
 from attention_check.measure.draws import SIDE
 from attention_check.measure.examine import examine
@@ -25,7 +26,9 @@ from attention_check.measure.plan import QUICK
 from attention_check.measure.reference_cache import Inputs
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import headline, judgement_text
+from benchmarks.mutants.casts import no_maximum
 from benchmarks.mutants.gradients import Altered
+from benchmarks.mutants.masks import top_left
 from examples import fp8_attention, my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.kernels.precision import Precision
@@ -304,6 +307,18 @@ def only_256(q, k, v):
     return attention(q, k, v)
 
 
+def of_one_format(dtype):
+    def kernel(q, k, v, causal=False, scale=None):
+        assert q.dtype == dtype, "not this one"
+        return attention(q, k, v, causal, scale)
+
+    return kernel
+
+
+def nan_on_peaked(q, k, v):
+    return attention(q, k, v) * (math.nan if q.std() * 8 > 20 and q.shape[-2] == 128 else 1)
+
+
 RECTANGLE, ODD = dict(shapes=("113 x 203",)), dict(shapes=("97", "256"))
 HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findings, with a part of its where; words
     (changes_k, {}, False, "", {}, "changes its inputs: k"),
@@ -331,6 +346,10 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (half_of_the_softcaps_derivative, {}, False, "answer", dict(asked="gradients_softcap"), ""),
     (multiples_of_128, ODD, True, "coverage", dict(settings=8, settings_of=24, shapes=2, shapes_of=4),
      "8 of 24.*2 of 4"),
+    (of_one_format(torch.float32), {}, True, "", {}, ""), (of_one_format(torch.float16), {}, True, "", {}, ""),
+    (no_maximum, {}, False, "answer", dict(asked=LARGE.key, outcome="malformed"), ""),
+    (nan_on_peaked, {}, False, "problem", dict(distribution="peaked", fmt="BF16", n=128), "returns 8192 values"),
+    (top_left, dict(shapes=("causal 203", "causal 113 x 203")), True, "top_left", {}, "aligned top-left"),
 ]  # fmt: skip
 
 
@@ -338,7 +357,7 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
 def test_a_habit_is_told(fn, changes, passes, what, part, words, examined):
     _, judgement = examined(fn, replace(TINY, **changes))
     text = " ".join(judgement_text(judgement).split())
-    assert judgement.passed is passes and re.search(words, text), text
+    assert judgement.passed is passes and re.search(words, text) and "nan ×" not in text, text
     told = [f for f in judgement.findings if re.fullmatch(what, f.what) and f.where | part == f.where]
     assert not what or len(told) == 1, judgement.findings
 
