@@ -7,7 +7,6 @@ from benchmarks.second_mutants.steps import ByHand, backward_in_tiles, capped, d
 
 
 def backward_missing_ln2(q, k, v, causal=False, scale=None, window=None):
-    """Triton tutorial style: K is pre-scaled by scale * log2(e), and dQ is not multiplied by ln 2."""
     *tensors, scale, hide = load(q, k, v, scale, causal, window)
     dtype = q.dtype
 
@@ -24,7 +23,6 @@ def backward_missing_ln2(q, k, v, causal=False, scale=None, window=None):
 
 
 def softcap_tanh_saved_in_half(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    """The tanh of the soft cap is kept in the inputs' type; the backward takes 1 - t * t of it."""
     *tensors, scale, hide = load(q, k, v, scale, causal, window)
     dtype = q.dtype
 
@@ -56,7 +54,6 @@ def fa2(q, k, v, scale, dtype, hide, softcap=None):
 
 
 def backward_lse_in_half(q, k, v, causal=False, scale=None, window=None):
-    """FA2 with its own backward; the log-sum-exp is saved for it in the inputs' type."""
     *tensors, scale, hide = load(q, k, v, scale, causal, window)
     dtype = q.dtype
 
@@ -72,7 +69,6 @@ def backward_lse_in_half(q, k, v, causal=False, scale=None, window=None):
 
 
 def backward_dq_in_half(q, k, v, causal=False, scale=None, softcap=None):
-    """FA2 with its own backward over tiles of keys; dQ is summed in the inputs' type."""
     *tensors, scale, hide = load(q, k, v, scale, causal)
     dtype = q.dtype
 
