@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pandas as pd
 import pytest
@@ -26,9 +26,11 @@ from attention_check.measure.plan import QUICK
 from attention_check.measure.reference_cache import Inputs
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import headline, judgement_text
+from benchmarks.mutants import skeleton
 from benchmarks.mutants.casts import no_maximum
 from benchmarks.mutants.gradients import Altered
 from benchmarks.mutants.masks import top_left
+from benchmarks.mutants.skeleton import Steps, valued
 from examples import fp8_attention, my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.kernels.precision import Precision
@@ -66,20 +68,12 @@ def test_in_fp8_a_kernel_is_judged_beside_baseline_in_fp8(fn, broken, examined):
     assert found(examined(fn)[1], "error")[0].number > 50  # of 16 bits it is far off, right or not
 
 
-def by_fours(q, k, v, fmt):
-    """Four keys after four keys, O and l in fmt: as ggml, key by key, accumulates O for fewer than 64 queries."""
-    S = (q.double() @ k.double().mT) * q.shape[-1] ** -0.5
-    P = torch.exp(S - S.amax(-1, keepdim=True))
-    l, O = torch.zeros_like(P[..., :1]), torch.zeros_like(q, dtype=torch.float64)
-    for P_j, v_j in zip(P.split(4, -1), v.double().split(4, -2)):
-        l, O = fmt(l + P_j.sum(-1, keepdim=True)), fmt(O + P_j @ v_j)
-    return (O / l).to(q.dtype)
-
-
 def few_queries_in_low_precision(q, k, v, causal=False, scale=None):
+    """Four keys after four keys, O and l in FP16: as ggml, key by key, accumulates O for fewer than 64 queries."""
     if q.shape[-2] >= 64 or causal or scale:
         return attention(q, k, v, causal, scale)
-    return by_fours(q, k, v, FP16).to(q.dtype)
+    in_fp16 = Steps(tile=4, carry=lambda *carried: [valued(x, x.half()) for x in carried])
+    return skeleton.attention(q, k, v, steps=in_fp16)
 
 
 def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_carry(examined):
@@ -428,31 +422,21 @@ def test_rounded_splits_are_attention_but_for_one_rounding():
         assert in_splits(q, k, v, splits=splits, fmt="FP64").allclose(exact_one, rtol=1e-12, atol=1e-14)
 
 
-def key_by_key(q, k, v, low=lambda x: x):
+def key_by_key(exp=torch.exp):
     """FP32, with an online softmax over single keys: sums in order, rescaled where the maximum rises."""
-    S = q @ k.mT * q.shape[-1] ** -0.5
-    m, l = torch.full_like(S[..., :1], -1e30), torch.zeros_like(S[..., :1])
-    O = torch.zeros_like(l * v[..., :1, :])
-    for j in range(k.shape[-2]):
-        new = torch.maximum(m, S[..., j : j + 1])
-        a, P = torch.exp(m - new), low(torch.exp(S[..., j : j + 1] - new))
-        m, l, O = new, a * l + P, a * O + P * v[..., j : j + 1, :]
-    return O / l
+    return partial(skeleton.attention, steps=Steps(tile=1, exp=exp, probs=lambda P, _: P))
 
 
 def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
     """12. To torch's own sums the same kernel is several times worse."""
     inputs = [Inputs("FP32", "uniform", 2048, seed, queries) for seed in range(2) for queries in (1, 16)]
-    times = [measure(key_by_key, each)["times_max"] for each in inputs]
+    times = [measure(key_by_key(), each)["times_max"] for each in inputs]
     assert max(times) <= ALLOWED["o"]
     q, k, v = inputs[1].tensors()
     exact_one = kernels.golden(q, k, v, inputs=FP32)
     best = (kernels.unfused(q, k, v) - exact_one).abs().max()
-    assert (key_by_key(q, k, v) - exact_one).abs().max() > ALLOWED["o"] * best
-
-    def low(q, k, v):
-        return key_by_key(q, k, v, low=lambda x: x.bfloat16().float())
-
+    assert (key_by_key()(q, k, v) - exact_one).abs().max() > ALLOWED["o"] * best
+    low = key_by_key(lambda x: torch.exp(x).bfloat16().float())
     assert measure(low, inputs[1])["times_max"] > ALLOWED["o"]
 
 
