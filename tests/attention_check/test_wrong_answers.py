@@ -173,31 +173,34 @@ def wrong_in_fp16(right):
     return kernel
 
 
-ALONE = {  # a fault in some calls, or in their gradients -> its kernel; the calls that find it, and their notes
-    "heads": (heads_by_key_heads, {}),
-    "one query": (lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v), {}),
-    "padding": (lambda q, k, v, mask=None: attention(
-        q, k, v, mask=mask if mask is None or mask.ndim < 4 or mask.shape[-2] > 1 else mask[:1]), {}),
-    "causal window": (lambda q, k, v, causal=False, window=None: attention(
+ALONE = [  # a kernel with a fault in some calls, or in their gradients alone; the calls that find it, and their note
+    (heads_by_key_heads, "gqa_uneven", "sources"),
+    (lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v), "one_query_96", "other"),
+    (lambda q, k, v, mask=None: attention(
+        q, k, v, mask=mask if mask is None or mask.ndim < 4 or mask.shape[-2] > 1 else mask[:1]),
+     "boolean_mask_padding", "mask_first_entry"),
+    (lambda q, k, v, causal=False, window=None: attention(
         q, Altered.apply(k, lambda dk: dk * (1 + (causal and window is not None))), v, causal=causal, window=window),
-        {}),
-    "sinks, one query": (without("sinks", lambda q, options: q.shape[-2] == 1), {}),
-    "mask, causal": (without("mask", lambda q, options: options["causal"]), {}),
-    "hidden block": (nan_of_a_hidden_block, {}),
-    "softcap, mask": (capped_after_the_mask, {}),
-    "tanh": (tanh_by_exponentials, {}),
-    "a key": (lacks_a_key, {}),
-    "FP16, lengths": (wrong_in_fp16(lambda n_q, n_kv, causal: n_kv % 16 == 0 or not causal), {}),
-    "FP16, one key": (wrong_in_fp16(lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1), {}),
-    "FP16, queries": (wrong_in_fp16(lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1), {}),
-}  # fmt: skip
+     "causal_window", ""),
+    (without("sinks", lambda q, options: q.shape[-2] == 1), "sinks_one_query_decoding", "sinks_ignored"),
+    (without("mask", lambda q, options: options["causal"]), "causal_boolean_mask, causal_added_mask", "mask_ignored"),
+    (nan_of_a_hidden_block, "boolean_mask_first, added_mask_first", ""),
+    (capped_after_the_mask, "boolean_mask_softcap", "softcap_after_mask"),
+    (tanh_by_exponentials, "large_scores_softcap", ""),
+    (lacks_a_key, "causal_length_203, causal_one_query, causal_one_key, window_length_203, window_first", "other"),
+    (wrong_in_fp16(lambda n_q, n_kv, causal: n_kv % 16 == 0 or not causal),
+     "causal_length_203 in FP16, causal_one_query in FP16, causal_one_key in FP16", "other"),
+    (wrong_in_fp16(lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1), "one_key in FP16, causal_one_key in FP16", "other"),
+    (wrong_in_fp16(lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1),
+     "length_203 in FP16, fewer_queries in FP16, causal_length_203 in FP16", "other"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", ALONE)
-def test_a_fault_in_some_calls_is_found_by_them_alone(fault):
-    kernel, due = ALONE[fault]
+@pytest.mark.parametrize("kernel, calls, note", ALONE, ids=[calls for _, calls, _ in ALONE])
+def test_a_fault_in_some_calls_is_found_by_them_alone(kernel, calls, note):
     wrong = [row for row in contract(kernel) if row["outcome"] in ("wrong", "malformed")]
-    assert {row["asked"].removeprefix("gradients_"): row["note"] for row in wrong} == due
+    assert {row["asked"].removeprefix("gradients_") for row in wrong} == {*calls.split(", ")}
+    assert {row["note"].partition("=")[0] for row in wrong} == {note}
 
 
 def test_a_kernel_that_takes_the_number_of_keys_from_q_is_told_so(monkeypatch):
