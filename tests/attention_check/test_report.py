@@ -252,7 +252,7 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
     assert {f.where["tile"] for f in because} == {32} and "32 keys" in words
     html = report.page.read_text()
     (carried,) = said(report.judgement, "carry")
-    assert html.count("data:image/png;base64") == 4 and carried.text in html
+    assert html.count("data:image/png;base64") == 4 and "<table>" in html and carried.text in html
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", html) and "cell/s" not in html
     held = json.loads(json.dumps(report.record, allow_nan=False))
     assert held["passed"] is False and len(held["findings"]) == len(report.judgement.findings)

@@ -77,7 +77,7 @@ def few_queries_in_low_precision(q, k, v, causal=False, scale=None):
 
 
 def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_carry(examined):
-    """1. Errors and carries are measured at 1, 16 and many queries, and the verdict is of the worst."""
+    """Errors and carries are measured at 1, 16 and many queries, and the verdict is of the worst."""
     seen, judgement = examined(few_queries_in_low_precision)
     times = seen.lengths.groupby(["fmt", "n", "queries"]).times_max.max()
     assert times["FP16", 512, 1] > 2 and times["FP16", 512, 16] > 2 and times["FP16", 512, 512] < 1.1
@@ -110,7 +110,6 @@ def low_and_causal(q, k, v):
 
 @pytest.mark.parametrize("fn, passes", [(causal_alone, True), (causal_unasked, True), (low_and_causal, False)])
 def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
-    """3. It was called no attention kernel."""
     seen, judgement = examined(fn, replace(TINY, shapes=("256", "causal 384")))
     assert judgement.passed is passes and found(judgement, "causal_only")
     assert set(seen.asked.note[seen.asked.asked.isin(("BF16", "FP16"))]) == {"causal_only"}
@@ -190,7 +189,6 @@ def outwards_by(ulp):
 
 
 def test_a_bias_is_told_beside_baselines_and_from_a_least_size_on(examined):
-    """8."""
     kernels_own = replace(TINY, bias_seeds=6, lengths=(128,))
     seen, judgement = examined(outwards_by(0), kernels_own)
     assert (seen.inputs.outwards == seen.inputs.baseline_outwards).all()
@@ -404,7 +402,6 @@ def off_where_q_is_drawn(q, k, v, causal=False, scale=None):
 
 
 def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
-    """11."""
     seen, judgement = examined(split_and_rounded, replace(TINY, seeds=3))
     assert judgement.verdict == Verdict.FAILS and judgement.carries == ()
     (cause,) = found(judgement, "rounded_splits")
@@ -428,7 +425,7 @@ def key_by_key(exp=torch.exp):
 
 
 def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
-    """12. To torch's own sums the same kernel is several times worse."""
+    """To torch's own sums the same kernel is several times worse."""
     inputs = [Inputs("FP32", "uniform", 2048, seed, queries) for seed in range(2) for queries in (1, 16)]
     times = [measure(key_by_key(), each)["times_max"] for each in inputs]
     assert max(times) <= ALLOWED["o"]
