@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.second_mutants import steps
-from benchmarks.second_mutants.steps import ByHand, finite, load, nonzero, rounded
+from benchmarks.second_mutants.steps import ByHand, by_hand, finite, load, nonzero, rounded
 
 
 def whole_rows(q, k, v, scale, dtype, hide):
@@ -25,25 +25,21 @@ def gradients(do, q, k, v, o, s, lse, scale, dtype, hide):
 
 
 def head_by_head_backward(q, k, v, causal=False, scale=None):
-    heads, group, dtype = q.shape[1], q.shape[1] // k.shape[1], q.dtype
-    *tensors, scale, hide = load(q, k, v, scale, causal)
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
     stays = (torch.arange(heads) % group == group - 1)[:, None, None]  # a head of dK and dV is written by each of Q's
 
-    def backward(do, q, k, v, o, lse):
+    def backward(do, q, k, v, o, lse, scale, dtype, hide):
         dq, dk, dv = gradients(do, q, k, v, o, q @ k.mT * scale, finite(lse), scale, dtype, hide)
         return dq, dk.where(stays, 0.0), dv.where(stays, 0.0)
 
-    return ByHand.apply(lambda *x: whole_rows(*x, scale, dtype, hide), backward, *tensors).to(dtype)
+    return by_hand(whole_rows, backward, q, k, v, scale, causal)
 
 
 def recompute_backward(q, k, v, causal=False, scale=None, window=None):
-    *tensors, scale, hide = load(q, k, v, scale, causal, window)
-    dtype = q.dtype
-
-    def backward(do, q, k, v, o, lse):
+    def backward(do, q, k, v, o, lse, scale, dtype, hide):
         return gradients(do, q, k, v, o, q @ k.mT * scale, lse, scale, dtype, hide)
 
-    return ByHand.apply(lambda *x: whole_rows(*x, scale, dtype, hide), backward, *tensors).to(dtype)
+    return by_hand(whole_rows, backward, q, k, v, scale, causal, window)
 
 
 def scaled_query(q, k, v, causal=False, scale=None):
@@ -64,27 +60,21 @@ def scaled_query(q, k, v, causal=False, scale=None):
 
 
 def tiled_backward(q, k, v, causal=False, scale=None):
-    *tensors, scale, hide = load(q, k, v, scale, causal)
-    dtype = q.dtype
-
-    def backward(do, q, k, v, o, lse):
+    def backward(do, q, k, v, o, lse, scale, dtype, hide):
         return steps.backward_in_tiles(
             do, q, k, v, o, finite(lse), scale, dtype, hide, size=32, scores=lambda k: q @ k.mT * scale,
             add=lambda dq, part: rounded(dq + rounded(part * scale, dtype), dtype),
         )  # fmt: skip
 
-    return ByHand.apply(lambda *x: whole_rows(*x, scale, dtype, hide), backward, *tensors).to(dtype)
+    return by_hand(whole_rows, backward, q, k, v, scale, causal)
 
 
 def saved_lse_backward(q, k, v, causal=False, scale=None):
-    *tensors, scale, hide = load(q, k, v, scale, causal)
-    dtype = q.dtype
-
-    def forward(q, k, v):
+    def forward(q, k, v, scale, dtype, hide):
         o, lse = in_tiles(q, k, v, scale, dtype, hide, 128)
         return o, lse.to(dtype)
 
-    def backward(do, q, k, v, o, lse):
+    def backward(do, q, k, v, o, lse, scale, dtype, hide):
         return gradients(do, q, k, v, o, q @ k.mT * scale, finite(lse.to(q.dtype)), scale, dtype, hide)
 
-    return ByHand.apply(forward, backward, *tensors).to(dtype)
+    return by_hand(forward, backward, q, k, v, scale, causal)

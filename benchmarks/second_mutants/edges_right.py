@@ -73,18 +73,15 @@ def token_major_groups(q, k, v, causal=False, scale=None, softcap=None, window=N
 
 
 def hand_written_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    *tensors, scale, hide = load(q, k, v, scale, causal, window)
-    dtype = q.dtype
-
-    def forward(q, k, v):
+    def forward(q, k, v, scale, dtype, hide):
         m, l, o = steps.sweep(lambda k, j0: hide(capped(q @ k.mT * scale, softcap), j0), q, k, v, dtype)
         return rounded(o / nonzero(l), dtype), m + torch.log(l)
 
-    def backward(do, q, k, v, o, lse):
+    def backward(do, q, k, v, o, lse, scale, dtype, hide):
         about = dict(softcap=softcap, scores=lambda k: q @ k.mT * scale)
         return steps.backward_in_tiles(do, q, k, v, o, finite(lse), scale, dtype, hide, **about)
 
-    return steps.ByHand.apply(forward, backward, *tensors).to(dtype)
+    return steps.by_hand(forward, backward, q, k, v, scale, causal, window)
 
 
 def two_passes(q, k, v, causal=False, scale=None, mask=None, softcap=None):

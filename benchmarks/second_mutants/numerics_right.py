@@ -49,20 +49,17 @@ def right_split_kv(q, k, v, causal=False, scale=None, mask=None, window=None, si
 
 
 def right_reverse_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    *tensors, scale, hide = load(q, k, v, scale, causal, window)
-    dtype = q.dtype
-
-    def forward(q, k, v):
+    def forward(q, k, v, scale, dtype, hide):
         m, l, o = steps.sweep(
             lambda k, j0: hide(capped(dot(q * scale, k), softcap), j0), q, k, v, dtype, order=reversed
         )
         o = o / nonzero(l)
         return o, o.to(dtype), finite(m) + torch.log(nonzero(l))
 
-    def backward(do, q, k, v, _, o, lse):
+    def backward(do, q, k, v, _, o, lse, scale, dtype, hide):
         return steps.backward_in_tiles(do, q, k, v, o.to(do.dtype), lse, scale, dtype, hide, softcap, order=reversed)
 
-    return steps.ByHand.apply(forward, backward, *tensors).to(dtype)
+    return steps.by_hand(forward, backward, q, k, v, scale, causal, window)
 
 
 def right_ones_column(q, k, v, causal=False, scale=None, mask=None):

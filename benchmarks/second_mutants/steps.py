@@ -26,6 +26,15 @@ class ByHand(Function):
         return None, None, *ctx.own(do, *ctx.saved_tensors)
 
 
+def by_hand(forward, backward, q, k, v, scale, *masks):
+    """The output of a kernel whose backward pass is written out, as of `ByHand`, on the tensors of `load`. Behind its
+    tensors each function gets the scale, the inputs' dtype and `hiding` of the masks."""
+    *tensors, scale, hide = load(q, k, v, scale, *masks)
+    about = scale, q.dtype, hide
+    o = ByHand.apply(lambda *x: forward(*x, *about), lambda do, *x: backward(do, *x, *about), *tensors)
+    return o.to(q.dtype)
+
+
 class _Round(Function):
     """Round to a storage type and come back; the gradient passes."""
 
