@@ -3,13 +3,11 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.report import sentences, tables
-from attention_check.report.page import Section, page
+from attention_check.report import sentences
+from attention_check.report.page import page
 from attention_check.report.page_files import PageFiles
 from attention_check.report.sentences import folded
 from fa_lib.execution.paths import ROOT
@@ -19,10 +17,6 @@ AT = dict(distribution="normal", fmt="BF16", n=8, queries=None)
 ERROR = Finding("error", FAILS, AT, 9.3, 2)
 GRADIENTS = Finding("gradients", NOTES, dict(failed=2, of=9, tensor="dv", shape="97", fmt="BF16"), 4.0, 3)
 REPEATS = Finding("repeats", NOTES, dict(of="outputs", runs=3), 1)
-LENGTHS = pd.DataFrame([
-    dict(kernel="mine", fmt="BF16", distribution="normal", n=n, queries=n, times_max=times, max=0.01, rmse=0.001,
-         outcome="answered") for n, times in ((128, 0.9), (512, 9.3), (256, 2.5))
-])  # fmt: skip
 
 
 def answers(count):
@@ -31,29 +25,19 @@ def answers(count):
 
 
 class Read(HTMLParser):
-    """Anchors and text, as a browser finds them."""
+    """The text, as a browser finds it."""
 
     def __init__(self, html):
         super().__init__()
-        self.ids, self.text, self.inside = set(), "", []
+        self.text, self.inside = "", []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
         self.inside.append(tag)
-        self.ids |= {attrs["id"]} if "id" in attrs else set()
 
     def handle_data(self, data):
         if self.inside[-1:] != ["style"]:
             self.text += f" {data.strip()} "
-
-
-def test_the_page_has_its_pictures_and_the_tables_that_are_not_empty():
-    judgement = Judgement("kernel", "mine", (ERROR, GRADIENTS, REPEATS))
-    sections = [Section("How far", tables.by_length(LENGTHS)), Section("Nothing", pd.DataFrame())]
-    read = Read(page(judgement, sections, dict(growth=plt.figure(figsize=(1, 1)))))
-    plt.close()
-    assert read.ids == {"picture-growth"} and "  How far  " in read.text and "Nothing" not in read.text
 
 
 def test_what_counts_stands_apart_from_what_is_told_and_no_failure_stands_below_passes():

@@ -15,6 +15,7 @@ from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import Inputs
 from attention_check.report.sentences import judgement_text
+from benchmarks.mutants.skeleton import Steps, attention
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.numerics.formats import TF32, Format
 
@@ -32,18 +33,12 @@ def cast(x, fmt, mode):
 
 def kernel(q, k, v, causal=False, scale=None, p=None, o=None, inputs=None):
     """Attention in FP32, in tiles of 64 keys, with casts of P, of the output, of inputs: (Format, mode)."""
-    dtype, (q, k, v) = q.dtype, (x.float() for x in (q, k, v))
-    v = cast(v, *inputs) if inputs else v
-    S = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if causal:
-        S = S.masked_fill(torch.ones(S.shape[-2:], dtype=torch.bool).triu(1 + S.shape[-1] - S.shape[-2]), -torch.inf)
-    m, l, O = torch.full_like(S[..., :1], -torch.inf), 0.0, 0.0
-    for S_j, v_j in zip(S.split(64, -1), v.split(64, -2)):
-        m_new = torch.maximum(m, S_j.amax(-1, keepdim=True))
-        P, factor = torch.exp(S_j - m_new), torch.exp(m - m_new)
-        l, m = l * factor + P.sum(-1, keepdim=True), m_new
-        O = O * factor + (cast(P, *p) if p else P) @ v_j
-    return (cast(O / l, *o) if o else O / l).to(dtype)
+    steps = Steps(
+        read=lambda q, k, v: (q, k, cast(v, *inputs) if inputs else v),
+        probs=lambda P, _: cast(P, *p) if p else P,
+        store=lambda O, dtype: (cast(O, *o) if o else O).to(dtype),
+    )
+    return attention(q, k, v, causal, scale, steps=steps)
 
 
 def modes(fn, fmt, **options):
