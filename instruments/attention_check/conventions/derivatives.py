@@ -4,7 +4,7 @@ out a block or take one twice, a GPU may add up the wrong part, or read the one 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class Group:
 
 def _refuse_unlike(dialect: Dialect) -> None:
     """Raise Unfit where gradients are not of one group of heads, or not of the tensors as they are named."""
-    exchanged = dialect.sources or dialect.roles or dialect.heads not in ("", "interleaved")
+    exchanged = dialect.roles or dialect.heads not in ("", "interleaved")
     if exchanged or dialect.softmax.startswith("over_"):
         raise Unfit("not computed where tensors are exchanged, heads reversed, or the softmax is not over keys")
     if dialect.layout and not dialect.layout.startswith(FLAT) and not dialect.layout.endswith(BSHD):
@@ -285,8 +285,8 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
         name, x: "dq" (heads, n_q, head_dim), "dk" (n_kv, head_dim) or "dv" (n_kv, d_v), float64.
 
     Returns:
-        x and what it should then be, of the features that were not fitted, and the counts; None where they are no
-        whole numbers from 0 on, or all are 1, or there are more than LARGEST. A part that is hidden has the count None.
+        x and what it should then be, of the features that were not fitted, and the counts that are not 1; None where
+        they are no whole numbers from 0 on, or all are 1, or there are more than LARGEST.
     """
     rows = group.rows
     if max(rows.products.numel(), MOST * rows.q.numel(), MOST * rows.k.numel()) > LARGEST or not x.isfinite().all():
@@ -308,15 +308,13 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
         count = found.round()
         if not ((found - count).abs() <= WHOLE).all() or count.min() < 0:
             return None
-        counts.append(tuple(int(c) if shown else None for c, shown in zip(count, A.any(0))))
+        counts.append(tuple(map(int, count)))
         due[:, part] = torch.tensordot(count, each[:, :, part, 1::2], 1)
-    if all(count in (1, None) for line in counts for count in line):
+    if all(count == 1 for line in counts for count in line):
         return None
-    told = []
-    for first, last, line in _runs(at, counts):
-        runs = _runs(cut, [(count,) for count in line])
-        told.append(((first, last), tuple((*ends, count) for *ends, (count,) in runs if count not in (1, None))))
-    return x[..., 1::2], due, tuple(told)
+    told = (((first, last), tuple(run for run in _runs(cut, line) if run[2] != 1))
+            for first, last, line in _runs(at, counts))  # fmt: skip
+    return x[..., 1::2], due, tuple(each for each in told if each[1])
 
 
 def _parts(n: int) -> tuple[Tensor, ...]:
@@ -324,11 +322,6 @@ def _parts(n: int) -> tuple[Tensor, ...]:
 
 
 def _runs(parts, values):
-    """(first, last, value) of parts that follow each other and have one value, in which None is any."""
-    found: list[list[Any]] = []
-    for part, value in zip(parts, values):
-        if found and all(a == b or None in (a, b) for a, b in zip(found[-1][2], value)):
-            found[-1][1:] = int(part[-1]), tuple(a if b is None else b for a, b in zip(found[-1][2], value))
-        else:
-            found.append([int(part[0]), int(part[-1]), value])
-    return found
+    """(first, last, value) of parts that follow each other and have one value."""
+    runs = ((value, [*run]) for value, run in groupby(zip(parts, values), key=lambda each: each[1]))
+    return [(int(run[0][0][0]), int(run[-1][0][-1]), value) for value, run in runs]
