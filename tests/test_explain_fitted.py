@@ -162,18 +162,8 @@ def in_parts():
     block[1] = attention((q, k, v), causal=True, scale=0.2)[1]
     yield "an entry", block, dict(causal=True), "There (entry 1, heads 0 to 3) it is attention with 1.6 times its scale"
     sinks = torch.tensor([2.0, 3.5, 4.0, 5.0])
-    yield (
-        "twice",
-        attention((q, k, v), sinks=sinks + math.log(2)),
-        dict(sinks=sinks),
-        "whose sinks count 2 times",
-    )
-    yield (
-        "others",
-        attention((q, k, v), sinks=sinks.flip(0)),
-        dict(sinks=sinks),
-        "have the sinks of heads 3, 2, 1, 0",
-    )
+    yield "twice", attention((q, k, v), sinks=sinks + math.log(2)), dict(sinks=sinks), "sinks count 2 times"
+    yield "others", attention((q, k, v), sinks=sinks.flip(0)), dict(sinks=sinks), "have the sinks of heads 3, 2, 1, 0"
     P = torch.softmax((q.double() @ k.double().mT / 8).masked_fill(DISTANCE < 0, -math.inf), -1)
     kept = torch.rand(P.shape, generator=torch.Generator().manual_seed(1)) > 0.1
     yield "dropout", (P * kept / 0.9 @ v.double()).to(q.dtype), dict(causal=True), "with dropout left on, of about 10%"
@@ -187,22 +177,13 @@ def in_parts():
     yield "RoPE of a cache", attention((q, cached, v), causal=True), dict(causal=True), said
     yield "mask and causal", causal, dict(mask=seen), "BUG: o is attention with a causal mask."
     yield "denied", causal, dict(causal=False), "BUG: o is attention with a causal mask."
-    yield (
-        "four times",
-        attention((q, k, v), sinks=sinks + math.log(4)),
-        dict(sinks=sinks),
-        "whose sinks count 4 times",
-    )
+    yield "four times", attention((q, k, v), sinks=sinks + math.log(4)), dict(sinks=sinks), "sinks count 4 times"
     S = q.double() @ k.double().mT / 8
     L = torch.stack([part.logsumexp(-1) for part in S.split([192, 64], -1)], -1)  # of unequal parts
     shares = torch.softmax(L / math.log(2), -1).repeat_interleave(torch.tensor([192, 64]), -1)
     parts = torch.cat([part.softmax(-1) for part in S.split([192, 64], -1)], -1)
-    yield (
-        "base e",
-        (shares * parts @ v.double()).to(q.dtype),
-        {},
-        "merged by e to the power of their log-sum-exp of base",
-    )
+    said = "merged by e to the power of their log-sum-exp of base"
+    yield "base e", (shares * parts @ v.double()).to(q.dtype), {}, said
     bias = torch.randn(4, 256, 256, generator=torch.Generator().manual_seed(3)).to(q.dtype)
     of_heads = attention((q, k, v), mask=torch.tensor([1.3, 0.8, 1.5, 0.7])[:, None, None] * bias)
     yield "each head", of_heads, dict(mask=bias), "There (entry 0, head 0) it is attention with 1.3 times its mask"

@@ -4,7 +4,7 @@ out a block or take one twice, a GPU may add up the wrong part, or read the one 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -285,8 +285,8 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
         name, x: "dq" (heads, n_q, head_dim), "dk" (n_kv, head_dim) or "dv" (n_kv, d_v), float64.
 
     Returns:
-        x and what it should then be, of the features that were not fitted, and the counts that are not 1; None where
-        they are no whole numbers from 0 on, or all are 1, or there are more than LARGEST.
+        x and what it should then be, of the features that were not fitted, and the counts; None where they are no
+        whole numbers from 0 on, or all are 1, or there are more than LARGEST. A part that is hidden has the count None.
     """
     rows = group.rows
     if max(rows.products.numel(), MOST * rows.q.numel(), MOST * rows.k.numel()) > LARGEST or not x.isfinite().all():
@@ -308,13 +308,15 @@ def counted(group: Group, name: str, x: Tensor) -> tuple[Tensor, Tensor, Counts]
         count = found.round()
         if not ((found - count).abs() <= WHOLE).all() or count.min() < 0:
             return None
-        counts.append(tuple(map(int, count)))
+        counts.append(tuple(int(c) if shown else None for c, shown in zip(count, A.any(0))))
         due[:, part] = torch.tensordot(count, each[:, :, part, 1::2], 1)
-    if all(count == 1 for line in counts for count in line):
+    if all(count in (1, None) for line in counts for count in line):
         return None
-    told = (((first, last), tuple(run for run in _runs(cut, line) if run[2] != 1))
-            for first, last, line in _runs(at, counts))  # fmt: skip
-    return x[..., 1::2], due, tuple(each for each in told if each[1])
+    told = []
+    for first, last, line in _runs(at, counts):
+        runs = _runs(cut, [(count,) for count in line])
+        told.append(((first, last), tuple((*ends, count) for *ends, (count,) in runs if count not in (1, None))))
+    return x[..., 1::2], due, tuple(told)
 
 
 def _parts(n: int) -> tuple[Tensor, ...]:
@@ -322,6 +324,11 @@ def _parts(n: int) -> tuple[Tensor, ...]:
 
 
 def _runs(parts, values):
-    """(first, last, value) of parts that follow each other and have one value."""
-    runs = ((value, [*run]) for value, run in groupby(zip(parts, values), key=lambda each: each[1]))
-    return [(int(run[0][0][0]), int(run[-1][0][-1]), value) for value, run in runs]
+    """(first, last, value) of parts that follow each other and have one value, in which None is any."""
+    found: list[list[Any]] = []
+    for part, value in zip(parts, values):
+        if found and all(a == b or None in (a, b) for a, b in zip(found[-1][2], value)):
+            found[-1][1:] = int(part[-1]), tuple(a if b is None else b for a, b in zip(found[-1][2], value))
+        else:
+            found.append([int(part[0]), int(part[-1]), value])
+    return found

@@ -186,8 +186,8 @@ def _counts(each):
     rows, parts = ("rows", "keys") if each.name == "dq" else ("keys", "rows")
     said = (
         f"in {rows} {first} to {last} " + ", ".join(f"{parts} {a} to {b} count {c} times" for a, b, c in counts)
-        for (first, last), counts in each.counts
-    )
+        for (first, last), counts in each.counts if counts
+    )  # fmt: skip
     return "; ".join(said)
 
 
