@@ -160,13 +160,14 @@ def _coverage(each):
 
 
 def _other(each, found):
+    where = _where(each.where) if each.where is not None else ""
     known = each.where is not None and each.where.is_known
     if each.change:
         return CHANGES[each.change].format(
             fmt=found.fmt, factor=each.factor, features=each.features, other={"dq": "dk", "dk": "dq"}.get(each.name),
             kind="log-sum-exp" if each.name == "lse" else "gradient", of=what(each.dialect), counts=_counts(each),
             o=f"o is {what(found.dialect)}{'' if found.dialect else ' as you believe it'}",
-            where=each.where and _where(each.where), rows=f" in {_where(each.where)}" if known else "",
+            where=where, rows=f" in {where}" if known else "",
             unseen="where no key is seen" if each.name == "dq" else "keys that no row sees",
         )  # fmt: skip
     size = "(root mean square)" if each.name == "lse" else "of its size"
@@ -177,7 +178,7 @@ def _other(each, found):
         return f"in coarser arithmetic: {off}"
     if known:
         foreign = ", with values of no relation, as of memory that nobody wrote" if each.residual > FOREIGN else ""
-        return f"wrong in {_where(each.where)}{foreign}: {off}"
+        return f"wrong in {where}{foreign}: {off}"
     return f"not that of {what(found.dialect)}: {off}"
 
 

@@ -305,7 +305,7 @@ def _of_another_delta(right: RightGradients, name: str, x: Tensor, worst: int) -
         yield key, x, gradients(group.rows, group.dO, more)[name], {}
 
 
-def _of_parts(right, name, x, worst):
+def _of_parts(right: RightGradients, name: str, x: Tensor, worst: int) -> Iterator[Alternative]:
     """The gradient in which parts count another number of times."""
     group = right.groups[worst]
     if group.rows.dialect.is_standard and (found := counted(group, name, x)):

@@ -85,7 +85,8 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
              for precision in (Precision.kernel(q.dtype), Precision.materialized(q.dtype))]  # fmt: skip
     bound, expected = torch.stack([each.bound for each in about]).amax(0), about[0].golden
     found, of_seen = _explained(q, k, P, expected, bound, options)
-    return Weights(*(x.flatten(0, 1) for x in (P, expected, bound)), options, left_out, found, of_seen)
+    P, expected, bound = (x.flatten(0, 1) for x in (P, expected, bound))
+    return Weights(P, expected, bound, options, left_out, found, of_seen)
 
 
 def _measured(f, q, k, eye, width, options):
