@@ -1,4 +1,4 @@
-"""Print digests of emulated results: run under other processor settings by test_portable.py."""
+"""Print digests of emulated results: run under other processor settings by test_process_settings.py."""
 
 import hashlib
 

@@ -76,31 +76,29 @@ def test_the_tutorials_figures_are_drawn_when_they_are_named():
     assert {path.parent.name for path in notebooks_of(NOTEBOOKS, ["tutorials"])} == {"tutorials"}
 
 
-@pytest.mark.parametrize("cores, given, executor", [(2, (), 0), (8, (), None), (2, ("--executor", "3"), 3)])
-def test_notebooks_with_a_core_each_start_no_processes_of_their_own(cores, given, executor, monkeypatch):
-    assert of_two(monkeypatch, cores, "--jobs", "2", *given) == dict(executor=executor, jobs=2)
+ONE, TWO = ["03_golden_value"], ["02_precision", "03_golden_value"]
 
 
-@pytest.mark.parametrize("cores, given", [(1, ()), (8, ("--executor", "3")), (8, ("--scale", "gpu"))])
-def test_one_notebook_at_a_time_on_one_core_on_a_gpu_and_with_an_executor(cores, given, monkeypatch):
-    assert of_two(monkeypatch, cores, *given)["jobs"] == 1
-    assert of_two(monkeypatch, 2)["jobs"] == 2
-
-
-@pytest.mark.parametrize("fresh", [["03_golden_value"], ["02_precision", "03_golden_value"]])
-def test_what_is_up_to_date_has_no_kernel_made_for_it(fresh, monkeypatch):
-    assert of_two(monkeypatch, 2, fresh=fresh)["jobs"] == 1
-    assert of_two(monkeypatch, 2, "--jobs", "2", fresh=fresh)["jobs"] == 2  # as the reader says
-
-
-def of_two(monkeypatch, cores, *given, fresh=()):
-    """How `fa-lib dev figures` runs two notebooks: executor and jobs."""
-    asked = []
+@pytest.mark.parametrize(
+    "cores, given, fresh, due",
+    [
+        (2, "--jobs 2", (), dict(jobs=2, executor=0)),  # notebooks with a core each start no processes of their own
+        (8, "--jobs 2", (), dict(jobs=2, executor=None)),
+        (2, "--jobs 2 --executor 3", (), dict(jobs=2, executor=3)),
+        (2, "", (), dict(jobs=2)),
+        (1, "", (), dict(jobs=1)),
+        (8, "--executor 3", (), dict(jobs=1)),
+        (8, "--scale gpu", (), dict(jobs=1)),
+        (2, "", ONE, dict(jobs=1)),  # what is up to date has no kernel made for it
+        (2, "", TWO, dict(jobs=1)),
+        (2, "--jobs 2", TWO, dict(jobs=2)),  # as the reader says
+    ],
+)
+def test_how_two_notebooks_are_run(cores, given, fresh, due, monkeypatch):
+    asked = {}
     monkeypatch.setattr("fa_lib.execution.notebooks.is_fresh", lambda path, *_: path.stem in fresh)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr("fa_lib.commands.cli_dev.end_as_interrupted", lambda: None)
-    run = lambda *args, **options: asked.append(options)  # noqa: E731
-    monkeypatch.setattr("fa_lib.execution.notebooks.run_all", run)
-    done = command("dev", "figures", "3", "4", *given)
-    assert done.exit_code == 0, done.output
-    return asked[0]
+    monkeypatch.setattr("fa_lib.execution.notebooks.run_all", lambda *_, **options: asked.update(options))
+    done = command("dev", "figures", "3", "4", *given.split())
+    assert done.exit_code == 0 and due.items() <= asked.items(), done.output

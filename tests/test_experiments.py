@@ -1,5 +1,5 @@
 """The experiments of notebooks 9, 10, 13, 15, 16 and 17: a cell of each committed table is what the code gives. What
-the tables show is asserted in the notebooks, in the ledger (test_ledger_rows) and on the pages (test_docs_numbers)."""
+the tables show is asserted in the notebooks, in the ledger (test_ledger_rows) and on the pages (test_pages)."""
 
 import math
 

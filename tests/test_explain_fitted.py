@@ -94,12 +94,6 @@ CAUSES = {  # a report or a kind of fault -> q, k, v; o; what is believed; the d
     "keys of the token before": (
         BF16, attention((BF16[0], BF16[1].roll(1, 2), BF16[2]), causal=True), dict(causal=True),
         dict(roles="k_one_later")),
-    "k and v of another entry": (
-        BATCH, attention([BATCH[0], *(x.flip(0) for x in BATCH[1:])]), {},
-        dict(sources=tuple(tuple((1 - entry, head) for head in range(2)) for entry in range(2)))),
-    "one head with another's k and v": (
-        BF16, attention([BF16[0], *(x[:, [0, 1, 0, 3]] for x in BF16[1:])]), {},
-        dict(sources=(((0, 0), (0, 1), (0, 0), (0, 3)),))),
     "q, k and v viewed, not transposed": (
         BF16, attention(VIEWED), {}, dict(layout="inputs_reshaped")),
     "o viewed as well": (
@@ -153,10 +147,12 @@ def in_parts():
     block = causal.clone()
     seen = DISTANCE >= 0
     seen[60:200, 60:200] = True
-    said = "rows 60 to 198 of entry 0 see keys up to 199, 139"
+    said = (
+        "There (entry 0, heads 0 to 3) it is attention without the causal mask: rows see later keys, of keys 0 to 199"
+    )
     yield "block", attention((q, k, v), mask=seen), dict(causal=True), said
     long = attention((q, k, v), mask=(keys < lengths[:, None] + torch.tensor([[0], [3], [2]]))[:, None, None])
-    said = "entry 1 sees keys up to 182, 3 too many; row 0 of entry 2 sees keys up to 98"
+    said = "There (entry 1, heads 0 to 3) it is attention without the mask, of keys 0 to 182 alone"
     for hidden in (mask, torch.zeros(mask.shape).masked_fill(~mask, -1e9)):
         yield "stale keys", long[:, :, -1:], dict(mask=hidden), said
     paged_k, paged_v = k.clone(), v.clone()
@@ -166,8 +162,8 @@ def in_parts():
     block[1] = attention((q, k, v), causal=True, scale=0.2)[1]
     yield "an entry", block, dict(causal=True), "There (entry 1, heads 0 to 3) it is attention with 1.6 times its scale"
     sinks = torch.tensor([2.0, 3.5, 4.0, 5.0])
-    yield "twice", attention((q, k, v), sinks=sinks + math.log(2)), dict(sinks=sinks), "its sinks count 2 times"
-    yield "others", attention((q, k, v), sinks=sinks.flip(0)), dict(sinks=sinks), "have the sinks of other heads"
+    yield "twice", attention((q, k, v), sinks=sinks + math.log(2)), dict(sinks=sinks), "sinks count 2 times"
+    yield "others", attention((q, k, v), sinks=sinks.flip(0)), dict(sinks=sinks), "have the sinks of heads 3, 2, 1, 0"
     P = torch.softmax((q.double() @ k.double().mT / 8).masked_fill(DISTANCE < 0, -math.inf), -1)
     kept = torch.rand(P.shape, generator=torch.Generator().manual_seed(1)) > 0.1
     yield "dropout", (P * kept / 0.9 @ v.double()).to(q.dtype), dict(causal=True), "with dropout left on, of about 10%"
@@ -181,17 +177,13 @@ def in_parts():
     yield "RoPE of a cache", attention((q, cached, v), causal=True), dict(causal=True), said
     yield "mask and causal", causal, dict(mask=seen), "BUG: o is attention with a causal mask."
     yield "denied", causal, dict(causal=False), "BUG: o is attention with a causal mask."
-    yield "four times", attention((q, k, v), sinks=sinks + math.log(4)), dict(sinks=sinks), "its sinks count 4 times"
+    yield "four times", attention((q, k, v), sinks=sinks + math.log(4)), dict(sinks=sinks), "sinks count 4 times"
     S = q.double() @ k.double().mT / 8
     L = torch.stack([part.logsumexp(-1) for part in S.split([192, 64], -1)], -1)  # of unequal parts
     shares = torch.softmax(L / math.log(2), -1).repeat_interleave(torch.tensor([192, 64]), -1)
     parts = torch.cat([part.softmax(-1) for part in S.split([192, 64], -1)], -1)
-    yield (
-        "base e",
-        (shares * parts @ v.double()).to(q.dtype),
-        {},
-        "merged by e to the power of their log-sum-exp of base",
-    )
+    said = "merged by e to the power of their log-sum-exp of base"
+    yield "base e", (shares * parts @ v.double()).to(q.dtype), {}, said
     bias = torch.randn(4, 256, 256, generator=torch.Generator().manual_seed(3)).to(q.dtype)
     of_heads = attention((q, k, v), mask=torch.tensor([1.3, 0.8, 1.5, 0.7])[:, None, None] * bias)
     yield "each head", of_heads, dict(mask=bias), "There (entry 0, head 0) it is attention with 1.3 times its mask"
@@ -202,6 +194,14 @@ def in_parts():
     further = torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1).to(q.dtype)
     said = "with q turned by RoPE 37 positions too far (base 10,000, features i and i + d/2 together)"
     yield "RoPE's positions", attention((further, k, v), causal=True), dict(causal=True), said
+
+
+def test_keys_of_another_entry_or_head_are_named():
+    found = fa_lib.explain(*BATCH, attention([BATCH[0], *(x.flip(0) for x in BATCH[1:])]))
+    assert "in place of keys 0 to 31 of entry 0 it reads keys 0 to 31 of entry 1; in place" in f"{found}", f"{found}"
+    found = fa_lib.explain(*BF16, attention([BF16[0], *(x[:, [0, 1, 0, 3]] for x in BF16[1:])]))
+    said = "There (head 2) it is attention, but in place of keys 0 to 255 it reads keys 0 to 255 of head 0 of k"
+    assert found.where.heads == ((2, 2),) and said in f"{found}", f"{found}"
 
 
 def test_int8_in_blocks_is_precision():
@@ -236,12 +236,12 @@ def test_what_looks_alike_is_not_named():
     garbage = attention((q, sink, v), causal=True)
     garbage[1, :, 5:60] = v[0, :, 5:60]
     found = fa_lib.explain(q, sink, v, garbage, causal=True)
-    assert found.page is None and not found.spans, f"{found}"
+    assert not found.moved and found.inside is None, f"{found}"
     stale = k.clone()
     stale[:, :, 200:] = math.nan
     noise = attention((q, k, v), mask=(keys < 150)[None]) + 0.3 * drawn(3, 4, 256, 64, seed=5)[0]
     one = noise[:, :, :1].contiguous(), dict(mask=(keys < 150)[None])
-    assert not fa_lib.explain(q[:, :, :1], stale, v, one[0], **one[1]).spans
+    assert not fa_lib.explain(q[:, :, :1], stale, v, one[0], **one[1]).has_cause
     heads = o.clone()
     heads[2, [0, 3]] = attention((q, k, v), causal=True, scale=0.2)[2, [0, 3]]
     assert "There (entry 2, heads 0, 3) it is" in f"{fa_lib.explain(q, k, v, heads, causal=True)}"

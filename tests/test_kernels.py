@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, round_to
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import flash, golden, reference, refusal, rescales, tiled
+from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.exponentials import dynamic_maximum
 from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.rows import products
 from fa_lib.numerics import dots
@@ -45,6 +48,9 @@ def problems(draw_):
     call["softcap"] = draw_(st.sampled_from([None, None, 1.5]))
     if draw_(st.booleans()):
         call |= {"keep": torch.rand(n_q, n_kv, generator=noise) < 0.8, "dropout_p": 0.2}
+    if draw_(st.booleans()):
+        heads = q.shape[-3]
+        call["sinks"] = torch.randn(heads, generator=noise, dtype=torch.float64) * draw_(st.sampled_from([1, 40]))
     return q, k, v, call
 
 
@@ -58,7 +64,10 @@ def plain(q, k, v, call):
     if call.get("mask") is not None and call["mask"].dtype != torch.bool:
         S = S + call["mask"]
     seen = seen_keys(q, k, call)
-    P = torch.softmax(S.masked_fill(~seen, -1e300), -1) * seen.any(-1, keepdim=True)
+    S = S.masked_fill(~seen, -1e300)
+    if call.get("sinks") is not None:  # a key whose value is 0
+        S = torch.cat([S, call["sinks"][:, None, None].expand(*S.shape[:-1], 1)], -1)
+    P = torch.softmax(S, -1)[..., : k.shape[-2]] * seen.any(-1, keepdim=True)
     return (P * call["keep"] / (1 - call["dropout_p"]) if call.get("dropout_p") else P) @ v
 
 
@@ -90,27 +99,45 @@ def bound(q, k, v, call, block_kv):
     largest = scale * (q.abs() @ k.abs().repeat_interleave(group, -3).mT).max()
     if call.get("mask") is not None and call["mask"].dtype != torch.bool:
         largest = largest + call["mask"].abs().max()
+    if call.get("sinks") is not None:
+        largest = torch.maximum(largest, call["sinks"].abs().max())
     tiles = math.ceil(k.shape[-2] / block_kv)
     relative = 2 * (2 * (q.shape[-1] + 3) * largest + 2 * largest + 2) + 2 * k.shape[-2] + 6 * tiles
     kept = 1 / (1 - call.get("dropout_p", 0))
     return 2 * kept * relative.item() * FP64.unit_roundoff * v.abs().max().item()
 
 
-@settings(max_examples=150, deadline=None)
-@given(problems(), st.integers(1, 80), st.sampled_from(["fa1", "fa2"]))
-def test_tiled_is_reference_in_fp64(problem, block_kv, algorithm):
-    q, k, v, call = problem
-    o = tiled(q, k, v, tiling=Tiling(16, block_kv), precision=EXACT, algorithm=algorithm, **call)
-    assert o.shape == (*q.shape[:-1], v.shape[-1])
-    assert (o - reference(q, k, v, precision=EXACT, **call)).abs().max() <= bound(q, k, v, call, block_kv)
+HOW = [  # how `tiled` goes over the tiles; None: the golden value
+    None, dict(name="fa1"), dict(), dict(name="fa4"), dict(name="fa4", threshold=0),
+    dict(name="fa4", threshold=30, p_exponent_offset=-3), dict(p_exponent_offset=5), dict(scale_in_exponent=True),
+    dict(scale_in_exponent=True, splits=3, reverse=True), dict(splits=3), dict(splits=100), dict(reverse=True),
+    dict(name="fa1", splits=2, reverse=True), dict(maximum=dynamic_maximum(2.0)), dict(reciprocal=True),
+    dict(name="fa4", splits=4, reverse=True, p_exponent_offset=2),
+]  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
-@given(problems())
-def test_golden_is_attention_as_anybody_would_write_it(problem):
+@pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(how) if how else str(how))
+@settings(max_examples=20, deadline=None)
+@given(problems(), st.integers(1, 80), st.integers(1, 50))
+def test_in_fp64_every_algorithm_is_attention_as_anybody_would_write_it(how, problem, block_kv, block_q):
+    """Its output within the bound that is derived, its gradients in what autograd gives."""
     q, k, v, call = problem
-    off = (golden(q, k, v, inputs=FP64, **call) - plain(q, k, v, call)).abs().max()
-    assert off <= bound(q, k, v, call, k.shape[-2])
+    kernel = partial(golden, inputs=FP64)
+    if how is not None:
+        tiling = Tiling(block_q, block_kv)
+        kernel = partial(tiled, tiling=tiling, precision=EXACT, algorithm=Algorithm(**how))
+    if how and how.get("scale_in_exponent"):  # it takes no softcap and no added mask
+        mask = call["mask"] if call["mask"] is not None and call["mask"].dtype == torch.bool else None
+        call = call | dict(softcap=None, mask=mask)
+    tensors = [x.requires_grad_() for x in (q, k, v, *([call["sinks"]] if "sinks" in call else []))]
+    ours, theirs = kernel(q, k, v, **call), plain(q, k, v, call)
+    assert ours.shape == (*q.shape[:-1], v.shape[-1])
+    assert (ours - theirs).abs().max() <= bound(q, k, v, call, block_kv if how is not None else k.shape[-2])
+    dO = draw("normal", 1, q.shape)[0]
+    # sums of at most 70 * 40 * 3 terms, through an exponential of |S| up to some hundreds
+    size = 1 + q.abs().max() * k.abs().max() * v.abs().max() * dO.abs().max() * q.shape[-1]
+    for a, b in zip(*(torch.autograd.grad(o, tensors, dO) for o in (ours, theirs))):
+        assert (a - b).abs().max() <= 1e4 * size * FP64.unit_roundoff * max(1, b.abs().max())
 
 
 @pytest.mark.slow
@@ -205,22 +232,25 @@ def test_rescales_counts_what_raises_the_maximum():
     assert rescales(q, keys, tiling=Tiling(1, 7), precision=EXACT).tolist() == [0, 0]
 
 
+WIDE = {"flash": flash, "unfused": kernels.unfused, "stepwise": partial(kernels.stepwise, block_kv=8)}
+
+
+@pytest.mark.parametrize("name", WIDE)
 @pytest.mark.parametrize("fmt", [FP32, FP64], ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-def test_torchs_flash_kernel_in_wide_formats(fmt, causal):
-    """Its sums round at each addition and ours once, so what it is held to is the bound for the former."""
+def test_in_wide_formats_kernels_of_torchs_operations_are_attention(name, fmt):
+    """Their sums round at each addition and ours once, so what they are held to is the bound for the former."""
     q, k, v = (round_to(x, fmt) for x in draw("normal", 3, (2, 4, 97, 32), (2, 2, 130, 32)))
-    o = flash(*(x.to(fmt.dtype) for x in (q, k, v)), causal=causal)
-    limit = bound(q, k, v, {}, 512) * fmt.unit_roundoff / FP64.unit_roundoff
-    assert (o - golden(q, k, v, inputs=FP64, causal=causal)).abs().max() <= limit
-
-
-def test_torchs_flash_kernel_with_masks_and_two_dimensions():
-    q, k, v = draw("normal", 4, (33, 16), (40, 16))
-    mask = torch.rand(33, 40, generator=torch.Generator().manual_seed(0)) < 0.6
-    for options in ({"mask": mask}, {"mask": mask, "causal": True}, {"mask": mask.double(), "causal": True}, {}):
-        o = flash(q, k, v, **options)
-        assert (o - golden(q, k, v, inputs=FP64, **options)).abs().max() < 1e-13
+    noise = torch.Generator().manual_seed(0)
+    seen, added = torch.rand(97, 130, generator=noise) < 0.6, torch.randn(97, 130, generator=noise).to(fmt.dtype)
+    calls = [{}, dict(scale=0.3)]
+    if name != "stepwise":
+        calls += [dict(causal=True), dict(mask=seen), dict(mask=added), dict(mask=added, causal=True)]
+    for options in calls:
+        o = WIDE[name](*(x.to(fmt.dtype) for x in (q, k, v)), **options)
+        limit = bound(q, k, v, options, 8) * fmt.unit_roundoff / FP64.unit_roundoff
+        assert (o - golden(q, k, v, inputs=FP64, **options)).abs().max() <= limit, options
+    one = [x[0, 0].to(fmt.dtype) for x in (q, k, v)]  # of two dimensions
+    assert (WIDE[name](*one) - golden(*one, inputs=FP64)).abs().max() <= limit
 
 
 def test_a_processor_with_amx_told_to_run_other_code(monkeypatch):
@@ -400,22 +430,9 @@ def test_they_are_what_is_emulated(name, fmt, distribution):
         assert deviation(a, due).rmse < (1.15 if twice else 1.03) * deviation(b, due).rmse, tensor
 
 
-@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(scale=0.3), dict(mask=True), dict(mask=1.0)], ids=str)
-def test_unfused_has_the_options_and_heads_of_the_reference(options):
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, h, n, 16, generator=generator).double() for h, n in ((4, 9), (2, 17), (2, 17)))
-    if "mask" in options:
-        mask = torch.randn(4, 9, 17, generator=generator).double()
-        options = dict(mask=mask > 0 if options["mask"] is True else mask)
-    golden = kernels.golden(q, k, v, inputs=FP64, **options)
-    torch.testing.assert_close(kernels.unfused(q, k, v, **options), golden, rtol=1e-13, atol=1e-14)
-
-
 @pytest.mark.slow
-def test_stepwise_in_fp64_is_attention_and_so_are_its_gradients():
+def test_the_gradients_of_stepwise_in_fp64_are_those_of_differences():
     q, k, v = (torch.randn(1, h, 19, 4).double().requires_grad_() for h in (4, 2, 2))
-    golden = kernels.golden(q, k, v, inputs=FP64, scale=0.3)
-    torch.testing.assert_close(kernels.stepwise(q, k, v, scale=0.3, block_kv=8), golden, rtol=1e-13, atol=1e-14)
     torch.autograd.gradcheck(lambda *x: kernels.stepwise(*x, block_kv=8), (q, k, v))
 
 

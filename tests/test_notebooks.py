@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -15,7 +14,6 @@ from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib.execution import results
-from fa_lib.execution.folder_lock import locked_folder
 from fa_lib.execution.notebooks import is_fresh, of_scale, outcome, parameters, run, run_all, stamp
 
 pytestmark = pytest.mark.slow  # each starts a notebook's kernel
@@ -109,18 +107,6 @@ def test_a_cell_has_a_timeout(project):
     with pytest.raises(CellTimeoutError):
         small(project, timeout=2)
     assert everything(project) == ["01_small.failed.ipynb"]
-
-
-def test_a_folder_is_held_by_one_and_let_go_by_one_that_is_killed(tmp_path):
-    script = f"from fa_lib.execution.folder_lock import locked_folder\nwith locked_folder({str(tmp_path / 'x')!r}):\n    print('held', flush=True)\n    input()"  # noqa: E501
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
-        in_use = pytest.raises(ValueError, match=f"folder: {tmp_path / 'x'} is in use")
-        with in_use, locked_folder(tmp_path / "x", seconds=0.3):
-            pass
-        other.kill()
-    with locked_folder(tmp_path / "x", seconds=5):
-        assert not (tmp_path / "x").exists()
 
 
 def test_a_notebook_that_a_scale_does_not_name_is_refused_and_one_that_it_leaves_out_is_not_of_it(project):

@@ -1,4 +1,5 @@
-"""What newer kernels do differently, each option held to the reference in FP64 and to an oracle that is not ours."""
+"""What newer kernels do differently, each option held to an oracle that is not ours; and sinks, logits that join the
+softmax's sum. In FP64 test_kernels.py compares all of them with attention written out."""
 
 import math
 
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from test_kernels import plain
 
 from fa_lib import BF16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.kernels.algorithm import Algorithm
@@ -18,51 +20,6 @@ from fa_lib.numerics.formats import stochastic
 
 EXACT = Precision.uniform(FP64)
 TILING = Tiling(16, 16)
-SHAPES = [dict(), dict(causal=True), dict(window=(20, 5)), dict(mask=True), dict(scale=3.0)]
-
-
-def problem(options, n=53, n_kv=91, heads=4, kv_heads=2):
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(1, h, length, 8, generator=generator, dtype=torch.float64)
-        for h, length in ((heads, n), (kv_heads, n_kv), (kv_heads, n_kv))
-    )
-    if options.get("mask"):
-        options = dict(mask=torch.rand(n, n_kv, generator=generator) > 0.7)
-    return q, k, v, options
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(
-    "option",
-    [
-        dict(name="fa4"),
-        dict(name="fa4", threshold=0),
-        dict(name="fa4", threshold=30, p_exponent_offset=-3),
-        dict(p_exponent_offset=5),
-        dict(scale_in_exponent=True),
-        dict(scale_in_exponent=True, splits=3, reverse=True),
-        dict(splits=3),
-        dict(splits=100),
-        dict(reverse=True),
-        dict(name="fa1", splits=2, reverse=True),
-        dict(maximum=dynamic_maximum(2.0)),
-        dict(name="fa4", splits=4, reverse=True, p_exponent_offset=2),
-    ],
-    ids=lambda option: " ".join(option) + " " + " ".join(str(x) for x in option.values() if not callable(x)),
-)
-def test_in_fp64_an_option_changes_nothing_but_rounding(option, shape):
-    q, k, v, shape = problem(shape)
-    tensors = [x.clone().requires_grad_() for x in (q, k, v)]
-    o = kernels.tiled(*tensors, tiling=TILING, precision=EXACT, algorithm=Algorithm(**option), **shape)
-    golden = kernels.golden(*(x.clone() for x in (q, k, v)), inputs=FP64, **shape)
-    bound = 1e-14 * 2.0 ** option.get("threshold", 8)  # P, and so its rounding, as large as 2**threshold
-    torch.testing.assert_close(o, golden, rtol=0, atol=max(1e-13, bound * 1e-6))
-    dO = torch.randn_like(o)
-    theirs = [x.clone().requires_grad_() for x in (q, k, v)]
-    expected = torch.autograd.grad(kernels.golden(*theirs, inputs=FP64, **shape), theirs, dO)
-    for ours, exact in zip(torch.autograd.grad(o, tensors, dO), expected):
-        torch.testing.assert_close(ours, exact, rtol=0, atol=1e-11)
 
 
 def test_fa4_with_threshold_0_is_fa2_and_with_offset_in_fp32_too():
@@ -199,3 +156,42 @@ def test_finite_is_no_nan_and_no_infinity_wherever_it_stands():
                 x = torch.arange(-50, 50).to(dtype)
                 x[at] = bad
                 assert not finite(x)
+
+
+def test_the_gradient_is_of_the_sinks_alone_where_only_they_ask_for_one():
+    q, k, v = draw("normal", 3, (2, 4, 21, 8), (2, 2, 50, 8))
+    sinks, dO = torch.tensor([-2.0, 0.5, 3.0, 40.0]).double().requires_grad_(), draw("normal", 4, q.shape)[0]
+    outputs = kernels.golden(q, k, v, inputs=FP64, sinks=sinks), plain(q, k, v, dict(sinks=sinks))
+    ours, theirs = (torch.autograd.grad(o, sinks, dO)[0] for o in outputs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", [dict(), dict(name="fa1"), dict(splits=2)], ids=str)
+def test_rounded_a_sink_costs_no_more_than_a_key(how):
+    """As shipped, in BF16, with a sink of half of the mass."""
+    q, k, v = (BF16(x) for x in draw("normal", 0, (1, 4, 64, 32), (1, 4, 256, 32)))
+    sinks = torch.full((4,), 6.0, dtype=torch.float64)
+    golden = kernels.golden(q, k, v, inputs=BF16, sinks=sinks)
+    given = dict(tiling=TILING, precision=Precision.kernel(BF16), algorithm=Algorithm(**how))
+    ours = kernels.tiled(q, k, v, sinks=sinks, **given)
+    baseline = kernels.reference(q, k, v, sinks=sinks, precision=Precision.materialized(BF16))
+    assert deviation(ours, golden, BF16).max <= 2 * deviation(baseline, golden, BF16).max
+    without = kernels.golden(q, k, v, inputs=BF16)
+    assert 0.3 < (golden.square().mean() / without.square().mean()).sqrt() < 0.7
+
+
+def test_rescales_begin_at_the_sink():
+    q, k, _ = draw("normal", 0, (1, 1, 40, 8), (1, 1, 64, 8))
+    given = dict(tiling=TILING, precision=EXACT)
+    assert kernels.rescales(q, k, sinks=torch.tensor([100.0]), **given).max() == 0
+    low = kernels.rescales(q, k, sinks=torch.tensor([-100.0]), **given)
+    assert torch.equal(low, kernels.rescales(q, k, **given) + 1)  # the first tile raises the maximum above the sink
+
+
+@pytest.mark.parametrize("sinks", [torch.zeros(3), torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), 1.0], ids=str)
+def test_other_sinks_are_refused(sinks):
+    q, k, v = draw("normal", 0, (1, 2, 4, 8))
+    with pytest.raises(ValueError, match=r"^sinks: got .*; .* of shape \(2,\)"):
+        kernels.golden(q, k, v, inputs=FP32, sinks=sinks)
+    with pytest.raises(ValueError, match=r"^sinks: got a tensor; .*'torch' has none"):
+        kernels.flash(q, k, v, sinks=torch.zeros(2))

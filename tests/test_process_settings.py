@@ -1,7 +1,9 @@
-"""What commands set for themselves and for what they start, and a program that imports fa_lib does not."""
+"""What commands set for themselves and for what they start, and a program that imports fa_lib does not; and the same
+bits, and so the same printed numbers, whatever the processor offers and however many threads there are."""
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -54,3 +56,18 @@ def test_onednn_leaves_amx_alone_where_torch_runs_older_code(monkeypatch, code, 
     assert process_settings.environment().get("ONEDNN_MAX_CPU_ISA") == isa
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # the reader's own
     assert process_settings.environment()["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+OTHER = {  # than this process runs under: the least of each library, and two threads
+    "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2",
+}  # fmt: skip
+DIGESTS = ROOT / "tests" / "digests.py"
+
+
+@pytest.mark.slow
+def test_emulated_bits_are_the_same_under_other_settings(capsys):
+    there = subprocess.run([sys.executable, DIGESTS], env=os.environ | OTHER, cwd=ROOT, capture_output=True, text=True)
+    assert there.returncode == 0, there.stderr
+    runpy.run_path(f"{DIGESTS}")
+    assert there.stdout == capsys.readouterr().out and len(re.findall(r"\w{64}\n", there.stdout)) == 5

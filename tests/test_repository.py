@@ -10,6 +10,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -117,6 +118,18 @@ def test_every_provenance_that_names_no_commit_of_its_code_is_on_the_page_of_tab
     for path in (ROOT / "data").rglob("*provenance.json"):
         if path.parent != RESULTS and not re.fullmatch("[0-9a-f]{40}", json.loads(path.read_text())["commit"]):
             assert f"`{path.name.removesuffix('.provenance.json')}`" in text or path.name in text, path
+
+
+def test_committed_notebooks_can_fail():
+    """Executed, without images, and with text in every checked cell: else nbval compares nothing."""
+    for path in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
+        cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+        checked = [c for c in cells if "nbval-check-output" in c.metadata.get("tags", [])]
+        assert checked or path.stem == "panel", path
+        assert all(c.execution_count for c in cells), path
+        assert all(c.outputs and c.outputs[0].output_type == "stream" for c in checked), path
+        assert not any("data" in output for c in cells for output in c.outputs), path
+        assert not any(output.get("name") == "stderr" for c in cells for output in c.outputs), path
 
 
 def test_verdicts():

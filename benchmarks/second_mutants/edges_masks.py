@@ -53,14 +53,17 @@ def split_keys_with_sinks(q, k, v, causal=False, scale=None, sinks=None, mask=No
     return (o / nonzero(l)).to(q.dtype)
 
 
-def in_query_tiles(q, k, v, scale, size, chosen, *masks):
-    """FA2 loop over tiles of queries. chosen: f(i1) gives the tiles of keys of those that end before query i1."""
+def in_query_tiles(q, k, v, scale, size, chosen, *masks, masked=0, softcap=None):
+    """FA2 loop over tiles of queries. chosen: f(i1) gives the tiles of keys of those that end before query i1; masked:
+    how many of them, the last, are masked; 0: all."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, *masks)
     out = []
     for i0, i1 in tiles(q.shape[2], size):
         m, l, o = steps.start(qf[:, :, i0:i1], vf)
-        for j0, j1 in chosen(i1):
-            s = hide(qf[:, :, i0:i1] @ kf[:, :, j0:j1].mT * scale, j0, i0)
+        chosen_tiles = chosen(i1)
+        for j0, j1 in chosen_tiles:
+            s = capped(qf[:, :, i0:i1] @ kf[:, :, j0:j1].mT * scale, softcap)
+            s = hide(s, j0, i0) if (j0, j1) in chosen_tiles[-masked:] else s
             m, l, o = absorb(m, l, o, s, vf[:, :, j0:j1], q.dtype)
         out.append((o / nonzero(l)).to(q.dtype))
     return torch.cat(out, 2)
@@ -69,19 +72,12 @@ def in_query_tiles(q, k, v, scale, size, chosen, *masks):
 def causal_last_tiles(q, k, v, causal=False, scale=None, softcap=None):
     """FA2 loop over query tiles; only the last tiles of keys are masked, the ones before need none."""
     n_kv = k.shape[2]
-    off = n_kv - q.shape[2]
-    qf, kf, vf, scale, hide = load(q, k, v, scale, causal)
-    out = []
-    for i0, i1 in tiles(q.shape[2], 128):
-        stop = min(n_kv, max(0, i1 + off)) if causal else n_kv
-        count = -(-stop // 64)
-        m, l, o = steps.start(qf[:, :, i0:i1], vf)
-        for t, (j0, j1) in enumerate(tiles(n_kv, 64)[:count]):
-            s = capped(qf[:, :, i0:i1] @ kf[:, :, j0:j1].mT * scale, softcap)
-            s = hide(s, j0, i0) if t >= count - 2 else s
-            m, l, o = absorb(m, l, o, s, vf[:, :, j0:j1], q.dtype)
-        out.append((o / nonzero(l)).to(q.dtype))
-    return torch.cat(out, 2)
+
+    def chosen(i1):
+        stop = min(n_kv, max(0, i1 + n_kv - q.shape[2])) if causal else n_kv
+        return tiles(n_kv, 64)[: -(-stop // 64)]
+
+    return in_query_tiles(q, k, v, scale, 128, chosen, causal, masked=2, softcap=softcap)
 
 
 def flat_heads_mask(q, k, v, causal=False, scale=None, mask=None):

@@ -11,7 +11,6 @@ from benchmarks.second_mutants.steps import INF, LOG2E, added, capped, finite, l
 
 
 def backward_walk_exp2(q, k, v, causal=False, scale=None, mask=None, window=None, softcap=None):
-    """FA2 style: query tiles, key tiles from last to first, exp2 with log2(e) in the FP32 scale."""
     n_kv = k.shape[2]
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
 
@@ -27,7 +26,6 @@ def backward_walk_exp2(q, k, v, causal=False, scale=None, mask=None, window=None
 
 
 def lazy_rescale(q, k, v, causal=False, scale=None, window=None, sinks=None):
-    """FA4 style: the subtracted max moves only when it would grow by more than a factor of 2^8."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window)
 
     def step(m, l, o, s, v, dtype):
@@ -44,7 +42,6 @@ def lazy_rescale(q, k, v, causal=False, scale=None, window=None, sinks=None):
 
 
 def flash_decoding(q, k, v, causal=False, scale=None, mask=None, window=None, sinks=None, softcap=None):
-    """Split-K: normalised partial O and log-sum-exp per split, merged in pairs; the sink joins once."""
     n_kv = k.shape[2]
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     outs, lses = steps.pieces(
@@ -61,7 +58,6 @@ def flash_decoding(q, k, v, causal=False, scale=None, mask=None, window=None, si
 
 
 def token_major_groups(q, k, v, causal=False, scale=None, softcap=None, window=None):
-    """PackGQA style: the heads of a group are neighbouring rows, so K and V are never repeated."""
     b, h, n_q, d = q.shape
     kv, n_kv, acc = k.shape[1], k.shape[2], steps.acc_type(q)
     group, seen = h // kv, visible(n_q, n_kv, causal, window).repeat_interleave(h // kv, 0)
@@ -77,28 +73,18 @@ def token_major_groups(q, k, v, causal=False, scale=None, softcap=None, window=N
 
 
 def hand_written_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    *_, scale, hide = load(q, k, v, scale, causal, window)
+    def forward(q, k, v, scale, dtype, hide):
+        m, l, o = steps.sweep(lambda k, j0: hide(capped(q @ k.mT * scale, softcap), j0), q, k, v, dtype)
+        return rounded(o / nonzero(l), dtype), m + torch.log(l)
 
-    def forward(q, k, v):
-        qf, kf, vf = steps.upcast(q, k, v)
-        m, l, o = steps.sweep(lambda k, j0: hide(capped(qf @ k.mT * scale, softcap), j0), qf, kf, vf, q.dtype)
-        return (o / nonzero(l)).to(q.dtype), m + torch.log(l)
+    def backward(do, q, k, v, o, lse, scale, dtype, hide):
+        about = dict(softcap=softcap, scores=lambda k: q @ k.mT * scale)
+        return steps.backward_in_tiles(do, q, k, v, o, finite(lse), scale, dtype, hide, **about)
 
-    def backward(do, q, k, v, o, lse):
-        qf, kf, vf = steps.upcast(q, k, v)
-        g = do.to(qf.dtype)
-        dq, dk, dv = steps.backward_in_tiles(
-            g, qf, kf, vf, o.to(qf.dtype), finite(lse), scale, q.dtype, hide, softcap,
-            scores=lambda k: qf @ k.mT * scale,
-        )  # fmt: skip
-        dk, dv = (steps.sum_groups(x, k.shape[1]) for x in (dk, dv))
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
-
-    return steps.ByHand.apply(forward, backward, q, k, v)
+    return steps.by_hand(forward, backward, q, k, v, scale, causal, window)
 
 
 def two_passes(q, k, v, causal=False, scale=None, mask=None, softcap=None):
-    """First pass: only the max of each row; second pass: exp, sum and P V, with no rescaling."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
 
     def scores(k, j0):
@@ -115,7 +101,6 @@ def two_passes(q, k, v, causal=False, scale=None, mask=None, softcap=None):
 
 
 def keys_as_rows(q, k, v, causal=False, scale=None, mask=None, window=None):
-    """S^T = K Q^T on key tiles padded to 128, a finite sentinel for unseen keys, P zeroed there."""
     b, h, n_q, _ = q.shape
     n_kv = k.shape[2]
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)

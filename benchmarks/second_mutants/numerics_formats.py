@@ -8,7 +8,6 @@ from benchmarks.second_mutants.steps import INF, LOG2E, dot, finite, load, nonze
 
 
 def half_pv_hardcoded(q, k, v, causal=False, scale=None, mask=None):
-    """Early Triton style; P and V go to FP16 for the second product, whatever the inputs are."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
     vf = rounded(vf, torch.float16)
     _, l, o = steps.sweep(lambda k, j0: hide(dot(qf * scale, k), j0), qf, kf, vf, torch.float16)
@@ -16,7 +15,6 @@ def half_pv_hardcoded(q, k, v, causal=False, scale=None, mask=None):
 
 
 def exp_with_floor(q, k, v, causal=False, scale=None, mask=None, window=None):
-    """Whole-row softmax with an exponential that never goes below the smallest normal FP16."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     blocks = []
     for i0, i1 in steps.tiles(q.shape[2], 128):
@@ -42,7 +40,6 @@ class _Flush(Function):
 
 
 def subnormals_flushed(q, k, v, causal=False, scale=None, mask=None):
-    """FA2 on a matrix unit that takes subnormal FP16 operands as zero."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
     flush = _Flush.apply if q.dtype == torch.float16 else lambda x: rounded(x, q.dtype)
     qf, kf, vf = flush(qf), flush(kf), flush(vf)
@@ -56,7 +53,6 @@ def subnormals_flushed(q, k, v, causal=False, scale=None, mask=None):
 
 
 def row_sum_in_half(q, k, v, causal=False, scale=None, window=None):
-    """FA1 (O is divided after each tile); the running row sum is kept in the inputs' type."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window)
 
     def step(m, l, o, s, v, dtype):
@@ -69,7 +65,6 @@ def row_sum_in_half(q, k, v, causal=False, scale=None, window=None):
 
 
 def ring_output_in_half(q, k, v, causal=False, scale=None):
-    """Ring attention; the output is stored in the inputs' type after each hop."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal)
     lse, _, out = steps.start(qf, vf)
     for o, part in zip(*steps.pieces(lambda k, j0: hide(dot(qf * scale, k), j0), kf, vf, q.dtype, 128)):
@@ -81,14 +76,12 @@ def ring_output_in_half(q, k, v, causal=False, scale=None):
 
 
 def scale_in_half(q, k, v, causal=False, scale=None, mask=None, window=None):
-    """FA2 in base 2; the factor scale * log2(e) is rounded to the inputs' type."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask, LOG2E)
     factor = float(torch.tensor(scale * LOG2E, dtype=q.dtype))
     return online(lambda k, j0: hide(dot(qf * factor, k), j0), qf, kf, vf, q.dtype, steps.in_base_2)
 
 
 def exp2_quadratic(q, k, v, causal=False, scale=None, mask=None):
-    """CPU style (blocks of queries, tiles of keys); 2 ** x by a polynomial of degree two."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask, LOG2E)
 
     def step(m, l, o, s, v, dtype):

@@ -7,7 +7,6 @@ from benchmarks.second_mutants.steps import LOG2E, added, capped, dot, finite, l
 
 
 def splitk_base2_lse(q, k, v, causal=False, scale=None, mask=None, window=None):
-    """Split-K; the pieces work in base 2, the merge in base e."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask, LOG2E)
     found = steps.pieces(
         lambda k, j0: hide(dot(qf * (scale * LOG2E), k), j0), kf, vf, q.dtype, 256, torch.exp2, torch.log2
@@ -16,13 +15,11 @@ def splitk_base2_lse(q, k, v, causal=False, scale=None, mask=None, window=None):
 
 
 def bias_without_log2e(q, k, v, causal=False, scale=None, mask=None):
-    """FA2 in base 2; the additive mask is not brought to base 2."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
     return online(lambda k, j0: hide(dot(qf, k) * (scale * LOG2E), j0), qf, kf, vf, q.dtype, steps.in_base_2)
 
 
 def lazy_rescale_sum(q, k, v, causal=False, scale=None, window=None):
-    """FA4-like: small rises of the maximum do not rescale O, but they do rescale the row sum."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window)
 
     def step(m, l, o, s, v, dtype):
@@ -38,7 +35,6 @@ def lazy_rescale_sum(q, k, v, causal=False, scale=None, window=None):
 
 
 def sink_on_placeholder_max(q, k, v, causal=False, scale=None, mask=None, window=None, sinks=None):
-    """The sink joins the row sum after the first tile, over a maximum that may still be a placeholder."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     _, l, o = steps.start(qf, vf)
     m = torch.full_like(l, -1e5)
@@ -52,7 +48,6 @@ def sink_on_placeholder_max(q, k, v, causal=False, scale=None, mask=None, window
 
 
 def sink_in_every_split(q, k, v, causal=False, scale=None, window=None, sinks=None):
-    """Split-K; each split adds the sink to its own row sum before the merge."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window)
     outs, lses = steps.pieces(lambda k, j0: hide(dot(qf * scale, k), j0), kf, vf, q.dtype, 256)
     if sinks is not None:
@@ -62,7 +57,6 @@ def sink_in_every_split(q, k, v, causal=False, scale=None, window=None, sinks=No
 
 
 def fixed_max(q, k, v, causal=False, scale=None, mask=None):
-    """FlashDecoding++-like: one constant in the place of every row's maximum, and no fallback."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
 
     def step(m, l, o, s, v, dtype):
@@ -72,7 +66,6 @@ def fixed_max(q, k, v, causal=False, scale=None, mask=None):
 
 
 def guard_kept_as_max(q, k, v, causal=False, scale=None, window=None):
-    """Tiles from right to left; the zero that guards a fully hidden tile stays as the running maximum."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window)
 
     def step(m, l, o, s, v, dtype):
@@ -83,7 +76,6 @@ def guard_kept_as_max(q, k, v, causal=False, scale=None, window=None):
 
 
 def merge_plain_exp(q, k, v, causal=False, scale=None, mask=None, softcap=None):
-    """Cascade of a prefix and a suffix, merged with exp(lse) and no maximum taken off."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
     cut = k.shape[2] // 2
     total, norm = 0.0, 0.0
@@ -97,7 +89,6 @@ def merge_plain_exp(q, k, v, causal=False, scale=None, mask=None, softcap=None):
 
 
 def max_before_mask(q, k, v, causal=False, scale=None, mask=None, window=None):
-    """FA2; the running maximum is taken over all the scores, the hidden ones too."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     m, l, o = steps.start(qf, vf)
     for j0, j1 in steps.tiles(k.shape[2], 128):

@@ -7,7 +7,6 @@ from benchmarks.second_mutants.steps import INF, LOG2E, added, capped, dot, fini
 
 
 def right_whole_row(q, k, v, causal=False, scale=None, mask=None, window=None, softcap=None, sinks=None):
-    """Blocks of queries, whole rows, P normalised in FP32 and then cast."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     blocks = []
     for i0, i1 in steps.tiles(q.shape[2], 128):
@@ -25,7 +24,6 @@ def right_whole_row(q, k, v, causal=False, scale=None, mask=None, window=None, s
 
 
 def right_lazy_rescale(q, k, v, causal=False, scale=None, window=None):
-    """FA4: O and the row sum rescaled only after a rise of 2 ** 8; cubic 2 ** x for 16-bit inputs."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window)
     cubic = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
     power = (lambda x: steps.Exp2Poly.apply(x, cubic)) if q.dtype.itemsize == 2 else torch.exp2
@@ -40,7 +38,6 @@ def right_lazy_rescale(q, k, v, causal=False, scale=None, window=None):
 
 
 def right_split_kv(q, k, v, causal=False, scale=None, mask=None, window=None, sinks=None):
-    """Flash decoding: splits in base 2, one merge by the base-2 log-sum-exp, the sink in the merge."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask, LOG2E)
     outs, lses = steps.pieces(
         lambda k, j0: hide(dot(qf * (scale * LOG2E), k), j0), kf, vf, q.dtype, 192, torch.exp2, torch.log2
@@ -52,25 +49,20 @@ def right_split_kv(q, k, v, causal=False, scale=None, mask=None, window=None, si
 
 
 def right_reverse_backward(q, k, v, causal=False, scale=None, window=None, softcap=None):
-    """FA2/FA3: tiles from right to left, a backward by hand with delta from the stored output."""
-    *tensors, scale, hide = load(q, k, v, scale, causal, window)
-    dtype = q.dtype
-
-    def forward(q, k, v):
+    def forward(q, k, v, scale, dtype, hide):
         m, l, o = steps.sweep(
             lambda k, j0: hide(capped(dot(q * scale, k), softcap), j0), q, k, v, dtype, order=reversed
         )
         o = o / nonzero(l)
         return o, o.to(dtype), finite(m) + torch.log(nonzero(l))
 
-    def backward(do, q, k, v, _, o, lse):
+    def backward(do, q, k, v, _, o, lse, scale, dtype, hide):
         return steps.backward_in_tiles(do, q, k, v, o.to(do.dtype), lse, scale, dtype, hide, softcap, order=reversed)
 
-    return steps.ByHand.apply(forward, backward, *tensors).to(dtype)
+    return steps.by_hand(forward, backward, q, k, v, scale, causal, window)
 
 
 def right_ones_column(q, k, v, causal=False, scale=None, mask=None):
-    """FA2 whose row sum is one more column of V, so that it is the sum of the cast P."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, None, mask)
     vf = torch.cat([vf, vf.new_ones(*vf.shape[:-1], 1)], -1)
     _, _, o = steps.sweep(lambda k, j0: hide(dot(qf * scale, k), j0), qf, kf, vf, q.dtype)
@@ -78,7 +70,6 @@ def right_ones_column(q, k, v, causal=False, scale=None, mask=None):
 
 
 def right_two_pass(q, k, v, causal=False, scale=None, mask=None, window=None, softcap=None):
-    """Two passes: first every row's log-sum-exp, then sums of exp(S - lse) V, with no rescaling."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     scored = []
     m, l, o = steps.start(qf, vf)
@@ -95,7 +86,6 @@ def right_two_pass(q, k, v, causal=False, scale=None, mask=None, window=None, so
 
 
 def right_smooth_k(q, k, v, causal=False, scale=None, mask=None, window=None):
-    """SageAttention's smoothing, without its quantisation: the mean key is taken off all the keys."""
     qf, kf, vf, scale, hide = load(q, k, v, scale, causal, window, mask)
     kf = kf - kf.mean(2, keepdim=True)
     return steps.online(lambda k, j0: hide(dot(qf, k) * scale, j0), qf, kf, vf, q.dtype, size=64)

@@ -26,6 +26,15 @@ class ByHand(Function):
         return None, None, *ctx.own(do, *ctx.saved_tensors)
 
 
+def by_hand(forward, backward, q, k, v, scale, *masks):
+    """The output of a kernel whose backward pass is written out, as of `ByHand`, on the tensors of `load`. Behind its
+    tensors each function gets the scale, the inputs' dtype and `hiding` of the masks."""
+    *tensors, scale, hide = load(q, k, v, scale, *masks)
+    about = scale, q.dtype, hide
+    o = ByHand.apply(lambda *x: forward(*x, *about), lambda do, *x: backward(do, *x, *about), *tensors)
+    return o.to(q.dtype)
+
+
 class _Round(Function):
     """Round to a storage type and come back; the gradient passes."""
 
@@ -200,11 +209,6 @@ def backward_in_tiles(
         dk[:, :, j0:j1] = ds.mT @ q * scale
         dv[:, :, j0:j1] = p.mT @ do
     return dq if add else dq * scale, dk, dv
-
-
-def sum_groups(x, kv_heads):
-    """Sum a per-query-head gradient of K or V over the heads that share a kv head."""
-    return x.unflatten(1, (kv_heads, -1)).sum(2)
 
 
 class Exp2Poly(Function):

@@ -112,7 +112,7 @@ class Forward:
             part_tiles = all_tiles[i : i + size][:: -1 if self.how.reverse else 1]
             parts.append(self.part(q_i, part_tiles, v.shape[-1], scores, sink))
             sink = None
-        return parts[0] if len(parts) == 1 else merged(self.p, parts)
+        return merged(self.p, parts) if self.how.splits > 1 else parts[0]
 
     def part(self, q_i: Tensor, some_tiles: list, features: int, scores: Scores, sink: Tensor | None) -> Tensor:
         """Compute O and then the log-sum-exp, (rows, features + 1), over some tiles of keys (of `rows.tiles`); sink is

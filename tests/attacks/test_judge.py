@@ -1,4 +1,4 @@
-"""What a kernel does to the judge, each tried again: it ends the process, hangs, or raises texts that are no texts."""
+"""What a kernel does to the judge: it ends the process, hangs, or raises texts that are no texts."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ from fa_lib.kernels.kernel_ref import KernelRef
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
 
 
-ENDS = {  # 1. -> how, exit code
+ENDS = {  # name of the module -> how it ends, exit code
     "on_import": ("sys.exit()", 1),
     "at_exit": ("atexit.register(os._exit, 0)\ndef f(q, k, v): return 0", 1),
     "unknown": ("f = no_such_name", 2),
@@ -73,7 +73,7 @@ RUDE += "\u202e\u200b\ud800 `code` $x^{$ | cell {{x}} www.example.org"
 
 
 def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
-    """2. On the page, in the terminal, in Markdown and in a figure's title."""
+    """On the page, in the terminal, in Markdown and in a figure's title."""
 
     def rude(q, k, v):
         raise ValueError(RUDE.replace("\n", " "))
@@ -154,7 +154,7 @@ def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stran
 
 
 def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
-    """4. And no two judgements make the same calls, unless that is asked for."""
+    """No two judgements make the same calls, unless that is asked for."""
     monkeypatch.setattr(way, "probe_capabilities", cache(way.probe_capabilities))  # it is the same three times
     calls = []
 

@@ -44,7 +44,6 @@ def louder(q, k, v):
 
 
 def test_noise_is_told_as_noise_and_not_as_a_carry():
-    """5."""
     kernels.register("noise of 5 %", noise)
     judgement = judge_kernel("noise of 5 %", examine("noise of 5 %", TINY))
     (noisy,) = found(judgement, "noise")
@@ -56,7 +55,6 @@ def test_noise_is_told_as_noise_and_not_as_a_carry():
 
 
 def test_a_factor_is_told_as_a_factor_and_not_as_a_carry():
-    """5."""
     kernels.register("times 1.15", louder)
     judgement = judge_kernel("times 1.15", examine("times 1.15", TINY))
     findings = {each.what: each for each in judgement.findings}
@@ -107,7 +105,7 @@ def test_a_factor_that_grows_with_n_or_one_setting_alone_is_no_scale():
 
 
 BIG = 3.38e38
-CAPTURES = {  # 6. -> tensors of Q, K, V; a finding, and a part of its where; the verdict
+CAPTURES = {  # name -> tensors of Q, K, V; a finding, and a part of its where; the verdict
     "fp16_sigma_200": (lambda q, k, v: dict(q=(200 * q).half(), k=(200 * k).half(), v=v.half()),
                        "baseline_overflows", dict(heads=[0, 1]), Verdict.PASSES),
     "bf16_maxima": (lambda q, k, v: dict(q=(0 * q + BIG).bfloat16(), k=(0 * k + BIG).bfloat16(), v=v.bfloat16()),
@@ -152,7 +150,6 @@ def test_one_head_that_overflows_leaves_the_others_judged(tmp_path):
 
 
 def test_a_pt_file_whose_tensors_want_gradients_is_read(tmp_path):
-    """7."""
     q, k, v = draw(32)
     torch.save(dict(q=q.requires_grad_(), k=k, v=torch.nn.Parameter(v)), tmp_path / "a.pt")
     held = captured(tmp_path / "a.pt")

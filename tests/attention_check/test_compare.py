@@ -38,17 +38,13 @@ def names(a, b, question=DRAWN):
     return compare(f"test_compare:{a}", f"test_compare:{b}", question)
 
 
-def test_the_wrong_one_and_its_mistake_are_named():
+def test_the_wrong_one_and_its_mistake_are_named_and_the_numbers_are_those_of_the_outputs():
     found = names("shipped", "low")
     right, wrong = (found.bounds[side] for side in "ab")
     assert right["times"] <= 1 < wrong["times"] and not found.is_rounding
     assert wrong["same"] and wrong["key"] in ("accumulator", "sums") and (wrong["fmt"], wrong["tiles"]) == ("BF16", 4)
     said = "\n".join(comparison_lines(found))
     assert "B is beyond its own bound" in said and "A is beyond" not in said and "carried in BF16" in said
-
-
-def test_the_numbers_are_those_of_the_outputs():
-    found = names("shipped", "low")
     call = DRAWN.call()
     q, k, v, options = call.q, call.k, call.v, call.options
     golden = kernels.golden(q, k, v, inputs="BF16")

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
 from attention_check.judge.captured import judge_model
 from attention_check.judge.findings import Finding, Judgement, Severity
-from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
+from attention_check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
 from attention_check.measure.contract import contract
 from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why
@@ -322,44 +321,6 @@ def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what
     assert "softcap" in words and "sinks" in words and LABELS["window"] in words and "boolean" not in words
     page = command("check", "kernel", "--help").output
     assert all(name in page for names in OPTION_NAMES.values() for name in names)
-
-
-def attention(q, k, v, causal=False, mask=None, softcap=None, sinks=None, wrong=""):
-    """Right, but for one pair of options."""
-    n_q, n = q.shape[-2], k.shape[-2]
-    if wrong == "sinks, one query" and n_q == 1:
-        sinks = None
-    if wrong == "mask, causal" and causal:
-        mask = None
-    if wrong == "hidden block" and mask is not None:  # exp(-inf + inf), as of a running maximum of -inf
-        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
-        if n > 512 and hidden[..., :512].all(-1).any():
-            return torch.full_like(q, math.nan)
-    if wrong == "softcap, mask" and softcap and mask is not None and mask.dtype == torch.bool:
-        S = (q.double() @ k.double().mT * q.shape[-1] ** -0.5).masked_fill(~mask, -math.inf)
-        return (torch.softmax(softcap * torch.tanh(S / softcap), -1) @ v.double()).to(q.dtype)
-    options = dict(causal=causal, mask=mask, softcap=softcap, sinks=sinks)
-    return kernels.as_shipped(q, k, v, **options)
-
-
-PAIRS = {  # what is wrong -> calls that find it, the first by the note
-    "sinks, one query": ("sinks_one_query_decoding", "sinks_ignored"),
-    "mask, causal": ("causal_boolean_mask", "mask_ignored"),
-    "hidden block": ("boolean_mask_first", ""),
-    "softcap, mask": ("boolean_mask_softcap", "softcap_after_mask"),
-}
-
-
-@pytest.mark.parametrize("wrong", PAIRS)
-def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
-    rows = {row["asked"]: row for row in contract(partial(attention, wrong=wrong))}
-    asked, note = PAIRS[wrong]
-    assert rows[asked]["outcome"] in ("wrong", "malformed") and rows[asked]["note"] == note
-    singles = ("causal", "boolean_mask", "added_mask", "softcap", "sinks", "one_query_decoding")
-    assert {rows[each]["outcome"] for each in singles} == {"answered"}
-    right = {row["asked"]: row["outcome"] for row in contract(attention)}
-    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "scale"}
-    assert len(right) > sum(not each.combines for each in CAPABILITIES)
 
 
 SHRUNK = """

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pandas as pd
 import pytest
@@ -17,6 +17,7 @@ from attention_check.checks.splits import in_splits
 from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
+from attention_check.measure.capability import LARGE
 from attention_check.measure.contract import contract
 from attention_check.measure.draws import SIDE
 from attention_check.measure.examine import examine
@@ -25,7 +26,11 @@ from attention_check.measure.plan import QUICK
 from attention_check.measure.reference_cache import Inputs
 from attention_check.report.labels import LABELS
 from attention_check.report.sentences import headline, judgement_text
+from benchmarks.mutants import skeleton
+from benchmarks.mutants.casts import no_maximum
 from benchmarks.mutants.gradients import Altered
+from benchmarks.mutants.masks import top_left
+from benchmarks.mutants.skeleton import Steps, valued
 from examples import fp8_attention, my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.kernels.precision import Precision
@@ -63,24 +68,16 @@ def test_in_fp8_a_kernel_is_judged_beside_baseline_in_fp8(fn, broken, examined):
     assert found(examined(fn)[1], "error")[0].number > 50  # of 16 bits it is far off, right or not
 
 
-def by_fours(q, k, v, fmt):
-    """Four keys after four keys, O and l in fmt: as ggml, key by key, accumulates O for fewer than 64 queries."""
-    S = (q.double() @ k.double().mT) * q.shape[-1] ** -0.5
-    P = torch.exp(S - S.amax(-1, keepdim=True))
-    l, O = torch.zeros_like(P[..., :1]), torch.zeros_like(q, dtype=torch.float64)
-    for P_j, v_j in zip(P.split(4, -1), v.double().split(4, -2)):
-        l, O = fmt(l + P_j.sum(-1, keepdim=True)), fmt(O + P_j @ v_j)
-    return (O / l).to(q.dtype)
-
-
 def few_queries_in_low_precision(q, k, v, causal=False, scale=None):
+    """Four keys after four keys, O and l in FP16: as ggml, key by key, accumulates O for fewer than 64 queries."""
     if q.shape[-2] >= 64 or causal or scale:
         return attention(q, k, v, causal, scale)
-    return by_fours(q, k, v, FP16).to(q.dtype)
+    in_fp16 = Steps(tile=4, carry=lambda *carried: [valued(x, x.half()) for x in carried])
+    return skeleton.attention(q, k, v, steps=in_fp16)
 
 
 def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_carry(examined):
-    """1. Errors and carries are measured at 1, 16 and many queries, and the verdict is of the worst."""
+    """Errors and carries are measured at 1, 16 and many queries, and the verdict is of the worst."""
     seen, judgement = examined(few_queries_in_low_precision)
     times = seen.lengths.groupby(["fmt", "n", "queries"]).times_max.max()
     assert times["FP16", 512, 1] > 2 and times["FP16", 512, 16] > 2 and times["FP16", 512, 512] < 1.1
@@ -113,7 +110,6 @@ def low_and_causal(q, k, v):
 
 @pytest.mark.parametrize("fn, passes", [(causal_alone, True), (causal_unasked, True), (low_and_causal, False)])
 def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
-    """3. It was called no attention kernel."""
     seen, judgement = examined(fn, replace(TINY, shapes=("256", "causal 384")))
     assert judgement.passed is passes and found(judgement, "causal_only")
     assert set(seen.asked.note[seen.asked.asked.isin(("BF16", "FP16"))]) == {"causal_only"}
@@ -193,7 +189,6 @@ def outwards_by(ulp):
 
 
 def test_a_bias_is_told_beside_baselines_and_from_a_least_size_on(examined):
-    """8."""
     kernels_own = replace(TINY, bias_seeds=6, lengths=(128,))
     seen, judgement = examined(outwards_by(0), kernels_own)
     assert (seen.inputs.outwards == seen.inputs.baseline_outwards).all()
@@ -304,6 +299,18 @@ def only_256(q, k, v):
     return attention(q, k, v)
 
 
+def of_one_format(dtype):
+    def kernel(q, k, v, causal=False, scale=None):
+        assert q.dtype == dtype, "not this one"
+        return attention(q, k, v, causal, scale)
+
+    return kernel
+
+
+def nan_on_peaked(q, k, v):
+    return attention(q, k, v) * (math.nan if q.std() * 8 > 20 and q.shape[-2] == 128 else 1)
+
+
 RECTANGLE, ODD = dict(shapes=("113 x 203",)), dict(shapes=("97", "256"))
 HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findings, with a part of its where; words
     (changes_k, {}, False, "", {}, "changes its inputs: k"),
@@ -331,6 +338,10 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
     (half_of_the_softcaps_derivative, {}, False, "answer", dict(asked="gradients_softcap"), ""),
     (multiples_of_128, ODD, True, "coverage", dict(settings=8, settings_of=24, shapes=2, shapes_of=4),
      "8 of 24.*2 of 4"),
+    (of_one_format(torch.float32), {}, True, "", {}, ""), (of_one_format(torch.float16), {}, True, "", {}, ""),
+    (no_maximum, {}, False, "answer", dict(asked=LARGE.key, outcome="malformed"), ""),
+    (nan_on_peaked, {}, False, "problem", dict(distribution="peaked", fmt="BF16", n=128), "returns 8192 values"),
+    (top_left, dict(shapes=("causal 203", "causal 113 x 203")), True, "top_left", {}, "aligned top-left"),
 ]  # fmt: skip
 
 
@@ -338,7 +349,7 @@ HABITS = [  # a kernel; how TINY is changed; whether it passes; one of its findi
 def test_a_habit_is_told(fn, changes, passes, what, part, words, examined):
     _, judgement = examined(fn, replace(TINY, **changes))
     text = " ".join(judgement_text(judgement).split())
-    assert judgement.passed is passes and re.search(words, text), text
+    assert judgement.passed is passes and re.search(words, text) and "nan ×" not in text, text
     told = [f for f in judgement.findings if re.fullmatch(what, f.what) and f.where | part == f.where]
     assert not what or len(told) == 1, judgement.findings
 
@@ -391,7 +402,6 @@ def off_where_q_is_drawn(q, k, v, causal=False, scale=None):
 
 
 def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
-    """11."""
     seen, judgement = examined(split_and_rounded, replace(TINY, seeds=3))
     assert judgement.verdict == Verdict.FAILS and judgement.carries == ()
     (cause,) = found(judgement, "rounded_splits")
@@ -409,31 +419,21 @@ def test_rounded_splits_are_attention_but_for_one_rounding():
         assert in_splits(q, k, v, splits=splits, fmt="FP64").allclose(exact_one, rtol=1e-12, atol=1e-14)
 
 
-def key_by_key(q, k, v, low=lambda x: x):
+def key_by_key(exp=torch.exp):
     """FP32, with an online softmax over single keys: sums in order, rescaled where the maximum rises."""
-    S = q @ k.mT * q.shape[-1] ** -0.5
-    m, l = torch.full_like(S[..., :1], -1e30), torch.zeros_like(S[..., :1])
-    O = torch.zeros_like(l * v[..., :1, :])
-    for j in range(k.shape[-2]):
-        new = torch.maximum(m, S[..., j : j + 1])
-        a, P = torch.exp(m - new), low(torch.exp(S[..., j : j + 1] - new))
-        m, l, O = new, a * l + P, a * O + P * v[..., j : j + 1, :]
-    return O / l
+    return partial(skeleton.attention, steps=Steps(tile=1, exp=exp, probs=lambda P, _: P))
 
 
 def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
-    """12. To torch's own sums the same kernel is several times worse."""
+    """To torch's own sums the same kernel is several times worse."""
     inputs = [Inputs("FP32", "uniform", 2048, seed, queries) for seed in range(2) for queries in (1, 16)]
-    times = [measure(key_by_key, each)["times_max"] for each in inputs]
+    times = [measure(key_by_key(), each)["times_max"] for each in inputs]
     assert max(times) <= ALLOWED["o"]
     q, k, v = inputs[1].tensors()
     exact_one = kernels.golden(q, k, v, inputs=FP32)
     best = (kernels.unfused(q, k, v) - exact_one).abs().max()
-    assert (key_by_key(q, k, v) - exact_one).abs().max() > ALLOWED["o"] * best
-
-    def low(q, k, v):
-        return key_by_key(q, k, v, low=lambda x: x.bfloat16().float())
-
+    assert (key_by_key()(q, k, v) - exact_one).abs().max() > ALLOWED["o"] * best
+    low = key_by_key(lambda x: torch.exp(x).bfloat16().float())
     assert measure(low, inputs[1])["times_max"] > ALLOWED["o"]
 
 

@@ -117,20 +117,90 @@ def heads_by_key_heads(q, k, v):
     return attention(q, k[:, at], v[:, at])
 
 
-ALONE = {  # a call -> a kernel that is wrong in it, or in its gradients, alone
-    "gqa_uneven": heads_by_key_heads,
-    "one_query_96": lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v),
-    "boolean_mask_padding": lambda q, k, v, mask=None: attention(
+def without(name, where):
+    """A kernel with every option but a window and a scale, which forgets one where(q, options)."""
+
+    def kernel(q, k, v, causal=False, mask=None, softcap=None, sinks=None):
+        options = dict(causal=causal, mask=mask, softcap=softcap, sinks=sinks)
+        return kernels.as_shipped(q, k, v, **options | ({name: None} if where(q, options) else {}))
+
+    return kernel
+
+
+def nan_of_a_hidden_block(q, k, v, mask=None):
+    """exp(-inf + inf), as of a running maximum of -inf."""
+    if mask is not None and k.shape[-2] > 512:
+        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
+        if hidden[..., :512].all(-1).any():
+            return torch.full_like(q, math.nan)
+    return kernels.as_shipped(q, k, v, mask=mask)
+
+
+def capped_after_the_mask(q, k, v, mask=None, softcap=None):
+    if softcap is None or mask is None or mask.dtype != torch.bool:
+        return kernels.as_shipped(q, k, v, mask=mask, softcap=softcap)
+    S = (q.double() @ k.double().mT * q.shape[-1] ** -0.5).masked_fill(~mask, -math.inf)
+    return (torch.softmax(softcap * torch.tanh(S / softcap), -1) @ v.double()).to(q.dtype)
+
+
+def tanh_by_exponentials(q, k, v, softcap=None):
+    """As vllm-project/vllm#56578: it overflows."""
+    S = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+    if softcap is not None:
+        e = torch.exp(2 * S / softcap)
+        S = softcap * (e - 1) / (e + 1)
+    return (S.softmax(-1) @ v.float()).to(q.dtype)
+
+
+def lacks_a_key(q, k, v, causal: bool = False, window=None):
+    """The first key of the block that is not full."""
+    (left, right), n = window or (k.shape[2], 0), k.shape[2]
+    if n % 64 == 0 or not (causal or window):
+        return baseline_for(BF16)(q, k, v, causal=causal, window=window)
+    behind = torch.arange(n) - torch.arange(q.shape[2])[:, None] - n + q.shape[2]
+    seen = (behind <= right) & (behind >= -left)
+    seen[:, n // 64 * 64] = False
+    return baseline_for(BF16)(q, k, v, mask=seen)
+
+
+def wrong_in_fp16(right):
+    """A version for one format, which is right where right(n_q, n_kv, causal)."""
+
+    def kernel(q, k, v, causal: bool = False):
+        o = baseline_for(BF16 if q.dtype == torch.bfloat16 else FP16)(q, k, v, causal=causal)
+        return o if right(q.shape[2], k.shape[2], causal) or q.dtype != torch.float16 else o.roll(1, -1)
+
+    return kernel
+
+
+ALONE = [  # a kernel with a fault in some calls, or in their gradients alone; the calls that find it, and their note
+    (heads_by_key_heads, "gqa_uneven", "sources"),
+    (lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v), "one_query_96", "other"),
+    (lambda q, k, v, mask=None: attention(
         q, k, v, mask=mask if mask is None or mask.ndim < 4 or mask.shape[-2] > 1 else mask[:1]),
-    "causal_window": lambda q, k, v, causal=False, window=None: attention(
+     "boolean_mask_padding", "mask_first_entry"),
+    (lambda q, k, v, causal=False, window=None: attention(
         q, Altered.apply(k, lambda dk: dk * (1 + (causal and window is not None))), v, causal=causal, window=window),
-}  # fmt: skip
+     "causal_window", ""),
+    (without("sinks", lambda q, options: q.shape[-2] == 1), "sinks_one_query_decoding", "sinks_ignored"),
+    (without("mask", lambda q, options: options["causal"]), "causal_boolean_mask, causal_added_mask", "mask_ignored"),
+    (nan_of_a_hidden_block, "boolean_mask_first, added_mask_first", ""),
+    (capped_after_the_mask, "boolean_mask_softcap", "softcap_after_mask"),
+    (tanh_by_exponentials, "large_scores_softcap", ""),
+    (lacks_a_key, "causal_length_203, causal_one_query, causal_one_key, window_length_203, window_first", "other"),
+    (wrong_in_fp16(lambda n_q, n_kv, causal: n_kv % 16 == 0 or not causal),
+     "causal_length_203 in FP16, causal_one_query in FP16, causal_one_key in FP16", "other"),
+    (wrong_in_fp16(lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1), "one_key in FP16, causal_one_key in FP16", "other"),
+    (wrong_in_fp16(lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1),
+     "length_203 in FP16, fewer_queries in FP16, causal_length_203 in FP16", "other"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", ALONE)
-def test_one_call_that_is_wrong_is_found(asked):
-    rows = contract(ALONE[asked])
-    assert {row["asked"].removeprefix("gradients_") for row in rows if row["outcome"] == "wrong"} == {asked}
+@pytest.mark.parametrize("kernel, calls, note", ALONE, ids=[calls for _, calls, _ in ALONE])
+def test_a_fault_in_some_calls_is_found_by_them_alone(kernel, calls, note):
+    wrong = [row for row in contract(kernel) if row["outcome"] in ("wrong", "malformed")]
+    assert {row["asked"].removeprefix("gradients_") for row in wrong} == {*calls.split(", ")}
+    assert {row["note"].partition("=")[0] for row in wrong} == {note}
 
 
 def test_a_kernel_that_takes_the_number_of_keys_from_q_is_told_so(monkeypatch):
@@ -284,47 +354,7 @@ def test_the_page_lists_the_calls_that_a_kernel_sees():
     assert {(*at, way) for at, cell in cells.items() for way in cell.split(", ") if way} == seen_calls()
 
 
-def test_a_row_that_lacks_one_key_is_wrong_and_a_cache_of_four_bits_is_not():
-    def lacks_a_key(q, k, v, causal: bool = False, window=None):
-        (left, right), n = window or (k.shape[2], 0), k.shape[2]
-        if n % 64 == 0 or not (causal or window):
-            return baseline_for(BF16)(q, k, v, causal=causal, window=window)
-        behind = torch.arange(n) - torch.arange(q.shape[2])[:, None] - n + q.shape[2]
-        seen = (behind <= right) & (behind >= -left)
-        seen[:, n // 64 * 64] = False  # the first key of the block that is not full
-        return baseline_for(BF16)(q, k, v, mask=seen)
-
+def test_a_cache_of_four_bits_is_not_wrong():
     low = lambda x: q4_0(x.double()).to(x.dtype)  # noqa: E731
-    wrong = {row["asked"] for row in contract(lacks_a_key) if row["outcome"] == "wrong"}
-    assert wrong == {"causal_length_203", "causal_one_query", "causal_one_key", "window_length_203", "window_first"}
     rows = contract(lambda q, k, v: baseline_for(BF16)(q, low(k), low(v)))
     assert {row["outcome"] for row in rows} <= {"answered", "refused"}
-
-
-def test_a_version_for_one_format_and_one_class_of_lengths_is_seen():
-    def wrong_in(dtype, right):
-        def kernel(q, k, v, causal: bool = False):
-            o = baseline_for(BF16 if q.dtype == torch.bfloat16 else FP16)(q, k, v, causal=causal)
-            return o if right(q.shape[2], k.shape[2], causal) or q.dtype != dtype else o.roll(1, -1)
-
-        return {row["asked"] for row in contract(kernel) if row["outcome"] == "wrong"}
-
-    assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_kv % 16 == 0 or not causal) == {
-        "causal_length_203 in FP16", "causal_one_query in FP16", "causal_one_key in FP16",
-    }  # fmt: skip
-    assert wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q > 1 or n_kv > 1) == {
-        "one_key in FP16", "causal_one_key in FP16",
-    }  # fmt: skip
-    assert "fewer_queries in FP16" in wrong_in(torch.float16, lambda n_q, n_kv, causal: n_q % 16 == 0 or n_q == 1)
-
-
-def test_a_softcap_whose_tanh_overflows_is_seen():
-    def kernel(q, k, v, softcap=None):
-        S = q.float() @ k.float().mT / q.shape[-1] ** 0.5
-        if softcap is not None:  # as vllm-project/vllm#56578
-            e = torch.exp(2 * S / softcap)
-            S = softcap * (e - 1) / (e + 1)
-        return (S.softmax(-1) @ v.float()).to(q.dtype)
-
-    (row,) = (row for row in contract(kernel) if row["asked"] == "large_scores_softcap")
-    assert row["outcome"] == "malformed" and "NaN" in row["problem"]

@@ -1,4 +1,4 @@
-"""The CUDA kernel of the examples: on the GPU that is asked for, judged, and blamed."""
+"""The examples are attention; the CUDA kernel among them on the GPU that is asked for, judged, and blamed."""
 
 import pytest
 import torch
@@ -23,11 +23,19 @@ def drawn(n_q, n_kv, dtype=torch.float16):
     return [torch.randn(1, 2, n, 64).to(dtype) for n in (n_q, n_kv, n_kv)]
 
 
+EXAMPLES = [  # kernel, GPU, queries and keys: the last tile is not full
+    (MINE, "A100", (30, 70)), ("examples.torch_extension.attention:attention", "A100", (50, 70)),
+    ("examples.triton_attention:attention", "A100", (128, 200)),
+    ("examples.triton_attention:attention", "H100", (128, 200)),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_attention(dtype, causal):
-    q, k, v = drawn(30, 70, dtype)
-    o = kernels.get(MINE, gpu="A100")(q, k, v, causal=causal)
+@pytest.mark.parametrize("name, gpu, lengths", EXAMPLES)
+def test_an_example_is_attention(name, gpu, lengths, dtype, causal):
+    q, k, v = drawn(*lengths, dtype)
+    o = kernels.get(name, gpu=gpu)(q, k, v, causal=causal)
     assert_attention_close(o, q, k, v, precision=Format.of(dtype), causal=causal)
 
 

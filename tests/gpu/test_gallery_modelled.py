@@ -32,10 +32,9 @@ BEYOND = {"llama_cuda_tile": 6, "conch_varlen": 4, "conch_paged": 4}  # what the
 RUN = [key for key, entry in MODELLED.items() if not entry.cannot]
 
 
-def drawn(n_q, n, dtype, heads=1, kv_heads=1, times=1.0):
+def drawn(n_q, n, dtype):
     torch.manual_seed(0)
-    shapes = (1, heads, n_q, 64), (1, kv_heads, n, 64), (1, kv_heads, n, 64)
-    return [(times * torch.randn(shape)).to(dtype) for shape in shapes]
+    return [torch.randn(1, 1, length, 64).to(dtype) for length in (n_q, n, n)]
 
 
 @pytest.mark.parametrize("key", [
@@ -64,27 +63,6 @@ def test_a_kernel_is_attention(key):
 @pytest.mark.parametrize("key", [key for key in QUANTISED_INPUTS if key in MODELLED])
 def test_a_kernel_of_few_bits_is_as_good_as_its_bits(key):
     assert over_bits(key, kernels.get(MODELLED[key].ref)) <= (2.5 if key.startswith("sage") else 2)
-
-
-def test_sglang_multiplies_q_and_k_in_16_bits():
-    of = {key: kernels.get(MODELLED[key].ref) for key in ("sglang_decode", "vllm_unified_decode")}
-    tensors = drawn(1, 256, torch.float16, 2, 2, times=96)
-    assert of["sglang_decode"](*tensors).isnan().any() and not of["vllm_unified_decode"](*tensors).isnan().any()
-    shared = drawn(1, 256, torch.float16, 2, 1, times=96)
-    assert not of["sglang_decode"](*shared).isnan().any(), "heads that share keys take another kernel"
-
-
-def test_flag_gems_gradients_are_right_where_the_call_is_causal_alone():
-    kernel, far = kernels.get(MODELLED["flag_gems_sdpa"].ref), {}
-    for causal in (True, False):
-        x = [each.requires_grad_() for each in drawn(128, 128, torch.bfloat16)]
-        dO = drawn(128, 128, torch.bfloat16)[1]
-        found = torch.autograd.grad(kernel(*x, causal=causal), x, dO)
-        exact = [each.detach().double().requires_grad_() for each in x]
-        o = torch.nn.functional.scaled_dot_product_attention(*exact, is_causal=causal)
-        due = torch.autograd.grad(o, exact, dO.double())
-        far[causal] = max((a.double() - b).abs().max().item() for a, b in zip(found, due))
-    assert far[True] < 0.02 and far[False] > 0.2
 
 
 def test_vllm_hides_the_keys_behind_the_last_with_a_number():

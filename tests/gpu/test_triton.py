@@ -7,35 +7,17 @@ from triton import runtime
 from triton_kernels import doubled
 
 from attention_check.explain.compare import ComparisonInputs, compare
-from attention_check.testing import assert_attention_close
-from examples.triton_attention import attention
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import Format
 from ptx_machine import Fault, triton
 
 MINE = "examples.triton_attention:attention"
 SAGE = "attention_gallery.triton_kernels:sageattention"
 
 
-def drawn(n, dtype, n_kv=0):
+def drawn(n, dtype):
     torch.manual_seed(0)
-    return [torch.randn(1, 2, length, 64).to(dtype) for length in (n, n_kv or n, n_kv or n)]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("n_kv, causal", [(256, False), (200, True)])
-def test_a_flash_kernel_is_as_good_as_baseline(n_kv, causal, dtype):
-    """200 keys: the last tile is not full."""
-    q, k, v = drawn(128, dtype, n_kv)
-    with triton("H100"):
-        o = attention(q, k, v, causal=causal)
-    fmt = Format.of(dtype)
-    due = kernels.golden(q, k, v, inputs=fmt, causal=causal)
-    baseline = kernels.reference(*(x.double() for x in (q, k, v)), precision=Precision.materialized(fmt), causal=causal)
-    assert (o.double() - due).abs().max() <= 2 * (baseline - due).abs().max()
-    assert_attention_close(kernels.get(MINE, gpu="A100")(q, k, v, causal=causal), q, k, v, precision=fmt, causal=causal)
+    return [torch.randn(1, 2, n, 64).to(dtype) for _ in range(3)]
 
 
 def test_gpus_differ_in_one_process_and_the_driver_is_as_before():

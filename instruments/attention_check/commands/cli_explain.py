@@ -63,9 +63,8 @@ def explain(
             from attention_check.commands.kernel_weights import explain_kernel
 
             found, read = explain_kernel(kernel, gpu, file, reading, out)
-            differs = bool((found.times > 1).any())
-            write_json(json_file, dict(kernel=kernel, differs=differs, lines=read))
-            raise typer.Exit(int(exit_code and differs))
+            write_json(json_file, dict(kernel=kernel, differs=found.differs, lines=read))
+            raise typer.Exit(int(exit_code and found.differs))
         if file is None or gpu:
             raise ValueError("kernel: got none; accepted is one with --gpu, or where there is no file of q, k, v and o")
         from attention_check.explain.explain import explain_call, read

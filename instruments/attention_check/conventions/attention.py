@@ -24,10 +24,11 @@ class Dialect:
         layout, roles, heads: how the tensors are read; heads may be, for each query head, the head of the output that
             holds it. scale, causal, mask, window, softcap, sinks, alibi: the options;
             a window may be (left, right), of so many keys, None for all. scale, mask and alibi may be a number, so many
-            times the believed scale, the mask and ALiBi's falling slopes; softcap one that scores are capped at.
-        sources: for each entry and each head of q, the entry and the head whose k and v it takes; None is its own.
+            times the believed scale, the mask and ALiBi's falling slopes; softcap one that scores are capped at. sinks
+            may be a number, how often they count, or for each head, the head whose sink it has.
         softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
         sink: one more score of every row, without a value; None is none. exp(sink) keys of zeros make the same.
+        hidden: the score that keys have which should be hidden; None is -inf.
         factor: the output is so many times attention's.
     """
 
@@ -39,12 +40,12 @@ class Dialect:
     mask: str | float = ""
     window: str | tuple[int | None, int | None] = ""
     softcap: str | float = ""
-    sinks: str = ""
+    sinks: str | float | tuple[int, ...] = ""
     alibi: str | float = ""
     softmax: str = ""
-    sources: tuple[tuple[tuple[int, int], ...], ...] | None = None
     keys: tuple[int, int] | None = None
     sink: float | None = None
+    hidden: float | None = None
     factor: float = 1.0
 
     def changes(self) -> dict[str, Any]:
@@ -157,6 +158,12 @@ def log_sum_exp(rows: Rows) -> Tensor:
 def capped(S: Tensor, softcap: float | None) -> Tensor:
     """Scores of any shape, capped where there is a softcap."""
     return S if softcap is None else softcap * torch.tanh(S / softcap)
+
+
+def with_hidden(rows: Rows, score: float) -> Rows:
+    """The rows, where hidden keys have a score."""
+    due = score - capped(rows.products.nan_to_num(0.0, 0.0, 0.0) * rows.scale, rows.softcap)
+    return replace(rows, bias=rows.bias.where(rows.bias > -math.inf, due))
 
 
 def weights(rows: Rows) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import groupby, product
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -333,10 +333,11 @@ ASPECTS = {field.name for field in fields(Dialect)}
 BY_KEY = {each.key: each for each in CONVENTIONS}
 
 
-MOST_RUNS = 4  # of query heads that share a head of k, that are listed
 FITTED = {  # an aspect of a Dialect with a number -> what the output is then
     "scale": "with {:.4g} times its scale", "mask": "with {:.4g} times its mask",
     "softcap": "with scores capped at {:.4g}", "alibi": "with {:.4g} times ALiBi's slopes",
+    "hidden": "with the score {:.4g} for keys that should be hidden",
+    "sinks": "whose sinks count {:.4g} times",
     "sink": "with one more score of {:.4g} without a value in every row, as {keys:.4g} keys of zeros make it",
 }  # fmt: skip
 
@@ -349,26 +350,13 @@ def _few(numbers):
     return f"{', '.join(map(str, numbers[:8]))}{' ...' if numbers[8:] else ''}"
 
 
-def _of_sources(sources):
-    """Of `Dialect.sources`: which entries and heads take k and v of which."""
-    entries, heads = [row[0][0] for row in sources], [head for _, head in sources[0]]
-    if any((entry, head) != (of, heads[i]) for row, of in zip(sources, entries) for i, (entry, head) in enumerate(row)):
-        return "heads take k and v of other entries and heads"
-    moved = [f"entries take k and v of entries {_few(entries)}"] if entries != [*range(len(sources))] else []
-    usual = heads == [i * (max(heads) + 1) // len(heads) for i in range(len(heads))]
-    runs = [(head, [i for i, _ in run]) for head, run in groupby(enumerate(heads), key=lambda each: each[1])]
-    listed = ", ".join(f"head {head} (heads {at[0]} to {at[-1]})" for head, at in runs)
-    of = f"heads {_few(heads)}" if len(runs) > MOST_RUNS else listed
-    return " and ".join(moved if moved and usual else [*moved, f"heads take k and v of {of}"])
-
-
 def what(dialect: Mapping[str, Any]) -> str:
     """The changes of a Dialect in words: "attention without the mask, with the scale 1"."""
     names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
     if isinstance(order := dialect.get("heads"), tuple):
         names.append(f"with its heads in the order {_few(order)}")
-    if sources := dialect.get("sources"):
-        names.append(f"whose {_of_sources(sources)}")
+    if isinstance(order := dialect.get("sinks"), tuple):
+        names.append(f"whose heads have the sinks of heads {_few(order)}")
     if isinstance(window := dialect.get("window"), tuple):
         names.append(f"with a window of {_side(window[0])} to the left and {_side(window[1])} to the right")
     for aspect, words in FITTED.items():

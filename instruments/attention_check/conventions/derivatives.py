@@ -59,7 +59,7 @@ class Group:
 
 def _refuse_unlike(dialect: Dialect) -> None:
     """Raise Unfit where gradients are not of one group of heads, or not of the tensors as they are named."""
-    exchanged = dialect.sources or dialect.roles or dialect.heads not in ("", "interleaved")
+    exchanged = dialect.roles or dialect.heads not in ("", "interleaved")
     if exchanged or dialect.softmax.startswith("over_"):
         raise Unfit("not computed where tensors are exchanged, heads reversed, or the softmax is not over keys")
     if dialect.layout and not dialect.layout.startswith(FLAT) and not dialect.layout.endswith(BSHD):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, Unfit
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, Unfit, with_hidden
 from attention_check.conventions.conventions import BY_CHOICE
 from attention_check.conventions.low_bits import OF_P, baseline_of, precision_of
 from attention_check.conventions.rope import ROPE, rotated
@@ -21,7 +21,6 @@ FEW = 2, 3, 16  # the same, on which dialects are tried
 ENOUGH = 2.0  # times Baseline's residual: rounding, where nothing more is looked for
 UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
-HIDDEN = -9e3  # of a mask of numbers, as far as which it hides: -1e4 does in FP16
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
 
@@ -124,8 +123,7 @@ class Reader:
     def rows(self, dialect: Dialect) -> Rows:
         """The sampled rows in a dialect; raises Unfit where the shapes make no call of attention."""
         over = SOFTMAX_OVER.get(dialect.softmax)
-        how = dialect.layout, dialect.roles, dialect.heads, dialect.sources
-        q, k, v, o, S, shape, places = self._tensors(*how, over)
+        q, k, v, o, S, shape, places = self._tensors(dialect.layout, dialect.roles, dialect.heads, over)
         reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
         options, heads = self.call.options, shape[1]
         cap = dialect.softcap if isinstance(dialect.softcap, float) else options.get("softcap")
@@ -135,13 +133,17 @@ class Reader:
             sinks = options["sinks"].double().cpu().reshape(-1)
             if len(sinks) != heads:
                 raise Unfit(f"sinks: {len(sinks)} for {heads} heads")
+            if isinstance(dialect.sinks, float):
+                sinks = sinks + math.log(dialect.sinks)
+            sinks = sinks[[*dialect.sinks]] if isinstance(dialect.sinks, tuple) else sinks
         more = 0.0 if dialect.softmax == "plus_one" else dialect.sink  # softmax off by one: a sink of 0 more
         if more is not None:
             sinks = torch.logaddexp(sinks, torch.full_like(sinks, more))
-        return Rows(
+        rows = Rows(
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
             _scale(options, dialect, q.shape[-1]), cap, places, shape, dialect,
         )  # fmt: skip
+        return rows if dialect.hidden is None else with_hidden(rows, dialect.hidden)
 
     def _places(self, shape, over):
         """Indices of entries, heads and rows; all of the dimension that the softmax is over."""
@@ -153,7 +155,7 @@ class Reader:
         entries, heads, rows = (x[spread(len(x), len(x) if i == over else most)] for i, (x, most) in enumerate(axes))
         return entries, heads, rows
 
-    def _read(self, layout, roles, heads, sources, over):
+    def _read(self, layout, roles, heads, over):
         q, k, v, o = _laid_out(self.call, layout, roles)
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if over == 2 and shape[2] * shape[3] > ALL_ROWS:
@@ -162,15 +164,11 @@ class Reader:
             raise Unfit("layout: in another one the places of a part hold other values")
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
-        of_key, of_entry = 0 * of_key if heads == "first" else of_key, entries[:, None]
-        if sources is not None:
-            if (len(sources), len(sources[0])) != shape[:2]:
-                raise Unfit(f"sources: of {len(sources)} entries of {len(sources[0])} heads for {shape[:2]}")
-            of_entry, of_key = torch.tensor(sources)[of_entry, at].unbind(-1)  # (entries, heads)
+        of_key = 0 * of_key if heads == "first" else of_key
         of_output = shape[1] - 1 - at if heads == "reversed" else at
         of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
         q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
-        k, v = (x[of_entry, of_key].double().cpu() for x in (k, v))
+        k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))
         if roles.startswith(ROPE):
             q, k = (x.to(self.call.q.dtype).double() for x in rotated(q, k, roles, rows + shape[3] - shape[2]))
         return q, k, v, o, q @ k.mT, shape, places
@@ -265,8 +263,6 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
     if times is not None:
         mask = mask.double()
         return (times * mask).where(mask > -math.inf, -math.inf)
-    if choice == "shown":  # every key is seen
-        return (mask.double() * 0.0 if mask.dtype == torch.bool else mask.double()).where(mask > HIDDEN, 0.0)
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
     if choice in ("inverted", "hidden"):  # of numbers what is not 0 is hidden

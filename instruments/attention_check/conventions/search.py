@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions import rope
-from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, Unfit, changed, scores, weights
+from attention_check.conventions.attention import (
+    SOFTMAX_OVER,
+    Dialect,
+    Rows,
+    Unfit,
+    attend,
+    changed,
+    scores,
+    weights,
+)
 from attention_check.conventions.conventions import CONVENTIONS, NORMED
 from attention_check.conventions.reading import FEW, CapturedCall, Reader
 
@@ -35,7 +44,6 @@ LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever 
 FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is tried
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
-SOURCES = 2**20  # heads of q times those of k, times keys: more are not tried with each other
 NEAREST = 3  # dialects beside which numbers are fitted, and beside those of BESIDE
 BESIDE = ("causal_none", "causal_bottom_right", "mask_ignored", "mask_inverted", "window_ignored")  # of conventions
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
@@ -48,9 +56,11 @@ HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not 
 
 FACTOR = "factor"
 FAMILIES = (  # numbers that are fitted together, of fewer first
-    (FACTOR,), ("scale",), ("mask",), ("softcap",), ("sink",), ("alibi",), ("scale", FACTOR), ("scale", "softcap"),
+    (FACTOR,), ("scale",), ("mask",), ("softcap",), ("sinks",), ("sink",), ("hidden",), ("alibi",),
+    ("scale", FACTOR), ("scale", "softcap"),
 )  # fmt: skip
 SIGNED = ("mask", "alibi")  # whose number may be below 0
+ADDED = ("sink", "hidden")  # that are scores, and no factors
 Rated = tuple[Dialect, float]  # a dialect, and its residual on the half of the values that it was not fitted to
 
 
@@ -99,7 +109,8 @@ def search(call: CapturedCall) -> list[Fit]:
 
     Every convention alone comes first, then the products of the likely ones, then others beside the best so far.
     """
-    reader, choices = Reader(call, FEW), [each for each in CONVENTIONS if each.fits(call)]
+    reader, of_part = Reader(call, FEW), call.at is not None  # which says nothing of all heads
+    choices = [each for each in CONVENTIONS if each.fits(call) and not (of_part and each.aspect == "heads")]
     found: dict[Dialect, Fit | None] = {}  # None where the shapes make no call, or it says nothing
     enough = call.rounding()
 
@@ -189,9 +200,7 @@ class Sample:
             raise Unfit("most rows see no key")
         self.counted, self.o = counted, rows.o.where(counted, 0.0)
         self.size = self.o.square().sum().clamp(min=TINY)  # one size for all dialects, so that none gains by its own
-        numbers = (x.nan_to_num(0.0, 0.0, 0.0) for x in (rows.products, rows.v))
-        self.rows = replace(rows, **dict(zip(("products", "v"), numbers)))
-        self._units: dict[str, tuple[Tensor, Tensor]] = {}
+        self.rows = rows
         entries, heads, n, features = self.o.shape
         at = torch.arange(features)
         if entries * heads * n > 1:  # a chequerboard of rows and heads
@@ -209,32 +218,20 @@ class Sample:
             return 1.0 if has else None
         if aspect == "alibi":
             return None if mask is not None else 1.0
+        if aspect == "hidden":
+            return 0.0 if rows.bias.isneginf().any() else None
+        if aspect == "sinks":
+            return 1.0 if self.reader.call.options.get("sinks") is not None else None
         if aspect == "softcap":  # where the size of scores is, which it bends
-            size = (rows.products * rows.scale).abs().amax().item()
+            size = (rows.products * rows.scale).nan_to_num(0.0, 0.0, 0.0).abs().amax().item()
             return size if 0 < size < math.inf else None
         return math.log(rows.shape[3]) + 1.0 if aspect == "sink" else 1.0
 
     def output(self, numbers: Mapping[str, float], features: slice = slice(None)) -> Tensor:
         """What attention gives with numbers of a Dialect, without a factor; 0 in rows that do not count."""
-        rows, more = self.rows, {}
-        for aspect, x in numbers.items():
-            if aspect == "scale":
-                more["scale"] = x * rows.scale
-            elif aspect == "softcap":
-                more["softcap"] = x
-            elif aspect == "sink":
-                more["sinks"] = torch.logaddexp(rows.sinks, torch.full_like(rows.sinks, x))
-            else:
-                more["bias"] = self._unit(aspect)[0] + (x - 1) * self._unit(aspect)[1]
-        rows = replace(rows, **more)
-        return (weights(rows) @ rows.v[..., features]).where(self.counted, 0.0)
-
-    def _unit(self, aspect):
-        """The bias with the number 1, and what the number adds for each 1 more."""
-        if aspect not in self._units:
-            one, none = (self.reader.rows(changed(self.base, aspect, x)).bias for x in (1.0, 0.0))
-            self._units[aspect] = one, (one - none).nan_to_num(0.0)
-        return self._units[aspect]
+        rows = self.reader.rows(replace(self.base, **numbers))
+        P = weights(replace(rows, products=rows.products.nan_to_num(0.0, 0.0, 0.0)))
+        return (P @ rows.v[..., features].nan_to_num(0.0, 0.0, 0.0)).where(self.counted, 0.0)
 
     def error(self, numbers: Mapping[str, float], solve: bool, features: slice = slice(None)) -> tuple[Tensor, float]:
         """What the output is off, and the factor that was used: 1, or solved for on the first half."""
@@ -334,7 +331,7 @@ def _applies(sample, family):
 def _values(sample, aspect):
     """Values of a number that are tried first."""
     start = sample.start(aspect)
-    if aspect == "sink":  # a score, and no factor
+    if aspect in ADDED:
         return [start + x for x in range(-12, 7)]
     values = (start * (torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE).exp2()).tolist()
     if aspect == "scale":  # as where the scale of q or k in 8 bits is lost
@@ -371,7 +368,7 @@ def _refined(sample, family, values) -> Rated:
     def at(x):
         x = [min(max(float(each), -REACH), REACH) for each in x]
         return {
-            aspect: value + step if aspect == "sink" else value * 2.0**step
+            aspect: value + step if aspect in ADDED else value * 2.0**step
             for aspect, value, step in zip(aspects, values, x)
         }
 
@@ -455,6 +452,19 @@ def _heads(few, base):
             yield replace(base, heads=order)
 
 
+def _sinks(few, base):
+    """Sinks in the order that brings each head nearest."""
+    rows = few.call.rows(base, (1, MANY, FEWEST[2]))
+    own, places = rows.sinks.flatten(), torch.arange(rows.shape[1])
+    if base.sinks or not own.isfinite().all() or len(own) != len(places):
+        return
+    errors = torch.stack([(attend(replace(rows, sinks=x.expand_as(rows.sinks))) - rows.o).square().sum((0, 2, 3))
+                          for x in own])  # (sinks, heads)  # fmt: skip
+    order = errors.argmin(0)
+    if not torch.equal(own[order], own):
+        yield replace(base, sinks=tuple(order.tolist()))
+
+
 def _rope(few, base):
     """RoPE in other places, by a number."""
     if base == Dialect():
@@ -462,30 +472,13 @@ def _rope(few, base):
         yield from (replace(base, roles=role) for role in roles)
 
 
-def own_sources(call: CapturedCall, base: Dialect) -> Dialect:
-    """The dialect in which each head of q takes the k and v, of any entry and head, that bring its output nearest."""
-    (batch, heads), of = call.q.shape[:2], call.k.shape[:2]
-    reader, places = Reader(call, (batch, heads, LEAST[2])), [*product(*map(range, of))]
-    if base.layout or len(base.changes()) > 1 or base.heads or len(places) * batch * heads * call.k.shape[2] > SOURCES:
-        return base
-    errors = []
-    for place in places:
-        rows = reader.rows(replace(base, sources=((place,) * heads,) * batch))
-        if rows.o.shape[:2] != (batch, heads):
-            return base
-        errors.append((rows.golden - rows.o).nan_to_num(0.0).square().sum((2, 3)))  # (batch, heads)
-    errors, own = torch.stack(errors), [[entry * of[1] + head * of[1] // heads for head in range(heads)]
-                                        for entry in range(batch)]  # fmt: skip
-    believed = torch.tensor(own)
-    alike = errors.gather(0, believed[None])[0] <= errors.amin(0) * (1 + 1e-6)  # heads may hold the same k and v
-    nearest = believed.where(alike, errors.argmin(0)).tolist()
-    return replace(base, sources=tuple(tuple(places[i] for i in row) for row in nearest)) if nearest != own else base
+def narrow(x: Tensor) -> Tensor:
+    """FEATURES of the last dimension, or a few more."""
+    return x[..., :: max(x.shape[-1] // FEATURES, 1)]
 
 
 def _narrow(rows):
-    """Some rows with FEATURES of the output."""
-    part = slice(None, None, max(rows.v.shape[-1] // FEATURES, 1))
-    return replace(rows, v=rows.v[..., part], o=rows.o[..., part])
+    return replace(rows, v=narrow(rows.v), o=narrow(rows.o))
 
 
 def _unnormalised(rows):
@@ -495,28 +488,20 @@ def _unnormalised(rows):
     return torch.exp(S - m.where(m > -math.inf, 0.0))
 
 
-def prefix_errors(P: Tensor, rows: Rows, order: Tensor | None = None, sink: Tensor | None = None) -> Tensor:
-    """(entries, rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys, NaN where it sees
-    none of them.
+def _errors(P, rows, order):
+    """(rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys, 0 where it sees none of them.
 
     Args:
-        P: (entries, heads, rows, n_kv), not normalised. order: of keys, (rows, n_kv); None is theirs. sink: what else
-            is in the row sums, (entries, heads, rows, 1).
+        P: (entries, heads, rows, n_kv), not normalised. order: of keys, (rows, n_kv).
     """
     total = []
-    for row in range(P.shape[2]):
-        keys = slice(None) if order is None else order[row]
+    for row, keys in enumerate(order):
         p = P[:, :, row, keys]  # (entries, heads, n_kv)
-        l = p.cumsum(-1) if sink is None else p.cumsum(-1) + sink[:, :, row]
-        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / l.clamp(min=TINY)[..., None]
+        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / p.cumsum(-1).clamp(min=TINY)[..., None]
         total.append((O - rows.o[:, :, row, None]).square().sum((1, 3)))
-    return torch.stack(total, 1)
-
-
-def _errors(P, rows, order):
-    return prefix_errors(P, rows, order).nan_to_num(0.0).sum(0)  # (rows, n_kv)
+    return torch.stack(total, 1).nan_to_num(0.0).sum(0)
 
 
 # what gives dialects beside a base, read off some rows of the output; of one query a window and a range of keys are the
 # same: a window is likelier
-READ_OFF = (_windows, _range, _heads, lambda few, base: [own_sources(few.call, base)], _rope)
+READ_OFF = (_windows, _range, _heads, _sinks, _rope)

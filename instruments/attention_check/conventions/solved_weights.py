@@ -1,5 +1,5 @@
 """Weights that an output shows, solved for in every row: of whole tiles of keys, which tell a wrong row sum, a missing
-rescale, parts that are merged wrongly or a page in another one's place; and of each key, which tell dropout."""
+rescale or parts that are merged wrongly; and of each key, which tell dropout."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,10 +20,6 @@ IN_MOST = 0.95  # of the rows, that follow a rule: the others are as rounding ma
 AGREE = 0.05  # root mean square of log times that a rule may leave, of what there is
 KEYS = 4.0  # that share a tile's weight, in the mean over a row's tiles: with fewer, factors of tiles fit any error
 MOST = 4  # tiles that are listed
-LUCK = 0.02  # that the sinks of as many heads are others' by chance, at most
-NEAR_SINK = 0.05  # of a sink's logit, that one which is read off row sums may be off
-MOST_AGAIN = 5.0  # log of how often sinks count
-SUMS = 2**22  # numbers that are held to look for the border of two parts
 TINY = 1e-300
 
 KEPT = 0.05  # of a weight: so near to 0, or to the one size that kept weights have, it is dropped, or kept
@@ -42,20 +38,13 @@ class Rule(StrEnum):
 
     ROW_SUM = "row_sum"  # all tiles of a row have one factor
     BEFORE_MASK = "before_mask"  # that factor is the share of the weights that the mask leaves
-    SINKS_AGAIN = "sinks_again"  # that factor is of a row sum in which the sink counts several times
-    OTHER_SINKS = "other_sinks"  # that factor is of a row sum with the sink of another head
-    PAGE = "page"  # some tiles are missing, and as many count twice
     MISSING = "missing"  # some are missing, the others right
     ZEROS = "zeros"  # some are missing, and count in the row sum with scores of 0
     MAXIMUM = "maximum"  # exp(m - m_t), m_t the maximum up to tile t
     EQUAL = "equal"  # each tile counts as much as another one, whatever its log-sum-exp
     BASE_2 = "base_2"  # exp(L) of a tile taken as 2^L
     BASE_E = "base_e"  # 2^L of a tile taken as exp(L)
-    OTHER_ROWS = "other_rows"  # exp(L), L of other rows
     OTHER = "other"
-
-
-OF_SINKS = Rule.SINKS_AGAIN, Rule.OTHER_SINKS
 
 
 @dataclass(frozen=True)
@@ -63,8 +52,7 @@ class WrongTiles:
     """The weights of tiles, where within a tile all keys have the right weights among themselves.
 
     Attributes:
-        size: keys of a tile; 0 for two parts, which are no tiles. rule: what the weights follow. count: how often sinks
-            count, of SINKS_AGAIN.
+        size: keys of a tile. rule: what the weights follow.
         tiles: (first key, last key, least, largest) of those that are off in most rows, at most MOST: how many times
             its weight a tile has, the 5th and the 95th percentile of these rows.
     """
@@ -72,13 +60,11 @@ class WrongTiles:
     size: int
     rule: Rule
     tiles: tuple[tuple[int, int, float, float], ...]
-    count: int = 1
 
 
 def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows, Tensor] | None:
-    """Solve each row of an output for the weights of tiles, of the largest size at which that holds, or of two parts:
-    it leaves no more than rounding on every other feature, which nothing was fitted to. Raises Unfit where the shapes
-    make no call.
+    """Solve each row of an output for the weights of tiles, of the largest size at which that holds: it leaves no more
+    than rounding on every other feature, which nothing was fitted to. Raises Unfit where the shapes make no call.
 
     Returns:
         What is wrong, the rows, and in which of them, bool (entries, heads, rows, 1). None where no size holds, or no
@@ -91,17 +77,13 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
     fit = rows.counted & (P @ rows.v).isfinite().all(-1)
     n_kv, features = rows.v.shape[2:]
     rounding = HELD_OUT * call.rounding(dialect)
-    for size in (n_kv, 0, *(size for size in SIZES if size < n_kv)):  # in the order of how much is fitted
-        if not size and not (fit.any() and n_kv > 1 and (border := _border(P[fit], rows, fit))):
-            continue
-        cut = [min(size, n_kv - at) for at in range(0, n_kv, size)] if size else [border, n_kv - border]
-        size = border if not size and border in SIZES and n_kv <= 2 * border else size
-        parts, count = P.split(cut, -1), len(cut)
+    for size in (n_kv, *(size for size in SIZES if size < n_kv)):  # in the order of how much is fitted
+        parts, count = P.split(size, -1), -(-n_kv // size)
         spread = sum(part.sum(-1) ** 2 / part.square().sum(-1).clamp(min=TINY) for part in parts) / count
         counted = fit & (spread >= KEYS)  # where one key has all the weight, its tile's factor is the key's own
         if FEATURES * count > features or not counted.any():
             continue
-        tiles = torch.stack([part @ v for part, v in zip(parts, rows.v.split(cut, 2))], -1)[counted]
+        tiles = torch.stack([part @ v for part, v in zip(parts, rows.v.split(size, 2))], -1)[counted]
         times, error, left = _solved(tiles, rows.o[counted])
         if left > rounding:
             continue
@@ -109,40 +91,8 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
         off = ((times - 1).abs() > near) & (tiles.square().sum(-2) > 0)  # of tiles of which the row sees a key
         wrong = torch.zeros_like(counted)
         wrong[counted] = off.any(-1)
-        if not off.any():
-            return None
-        found = _told(rows, size, cut, times, near, off, counted)
-        if found.rule == Rule.ROW_SUM and (sinks := call.options.get("sinks")) is not None:
-            rule, count = _of_sinks(rows, times[:, 0], counted, sinks.double().cpu().reshape(-1))
-            found = replace(found, rule=rule, count=count)
-        return found, rows, wrong[..., None]
+        return (_told(rows, size, times, near, off, counted), rows, wrong[..., None]) if off.any() else None
     return None
-
-
-def _border(P, rows, fit):
-    """The key at which the second of two parts begins that leave least, each with a factor in every row: fitted to
-    every other feature, left on the others. 0 where there are too many keys.
-
-    Args:
-        P: (rows, n_kv), of the rows that `fit` has.
-    """
-    n_kv, features = rows.v.shape[2:]
-    some = torch.arange(len(P))[:: max(1, -(-len(P) * n_kv * features // SUMS))]
-    if n_kv * features > SUMS:
-        return 0
-    entry, head, _ = fit.nonzero()[some].T
-    sums = (P[some, :, None] * rows.v[entry, head]).cumsum(1)  # (rows, n_kv, features), up to each key
-    first, second, o = sums[:, :-1], sums[:, -1:] - sums[:, :-1], rows.o[fit][some, None]
-
-    def product(x, y):
-        return (x[..., ::2] * y[..., ::2]).sum(-1, keepdim=True)
-
-    a, b, c = product(first, first), product(first, second), product(second, second)
-    x, y = product(first, o), product(second, o)
-    size = a * c - b * b
-    size = torch.where(size > 1e-12 * a * c, size, math.inf)  # of a row that sees one part alone
-    left = o - (c * x - b * y) / size * first - (a * y - b * x) / size * second
-    return 1 + int(left[..., 1::2].square().sum((0, 2)).argmin())
 
 
 def _solved(tiles, o):
@@ -161,21 +111,19 @@ def _solved(tiles, o):
     return times[..., 0], error, (left.square().sum() / o[:, 1::2].square().sum().clamp(min=TINY)).sqrt().item()
 
 
-def _told(rows: Rows, size, cut, times, near, off, counted):
-    """The WrongTiles of factors (rows, tiles), of which some are off. cut: keys of each tile; near: how far from 1 a
-    right factor may be."""
-    ends_at = torch.tensor(cut).cumsum(0).tolist()
-    rule, off = _rule(rows, cut, times, near, off, counted)
+def _told(rows: Rows, size, times, near, off, counted):
+    """The WrongTiles of factors (rows, tiles), of which some are off. near: how far from 1 a right factor may be."""
+    rule, off = _rule(rows, size, times, near, off, counted)
     listed, most = [], off.sum(0).max()
     for at in off.sum(0).argsort(descending=True, stable=True)[:MOST].sort().values.tolist():
         if 2 * off[:, at].sum() >= most:
             ends = torch.tensor([0.05, 0.95], dtype=times.dtype)
             of_tile = times[off[:, at], at].quantile(ends).tolist()
-            listed.append((ends_at[at] - cut[at], ends_at[at] - 1, *of_tile))
+            listed.append((at * size, min((at + 1) * size, rows.shape[3]) - 1, *of_tile))
     return WrongTiles(size, rule, tuple(listed))
 
 
-def _rule(rows, cut, times, near, off, counted):
+def _rule(rows, size, times, near, off, counted):
     """The rule that the factors follow, and which of them are wrong by it."""
     S = scores(rows)[counted]  # (rows, n_kv)
     if times.shape[1] == 1:
@@ -185,14 +133,10 @@ def _rule(rows, cut, times, near, off, counted):
         return (Rule.BEFORE_MASK if alike and S.isneginf().any() else Rule.ROW_SUM), off
     gone, wrong = off & (times.abs() < near), off.any(-1)
     others = times.masked_fill(gone, math.nan).nanmedian(-1, keepdim=True).values  # a row sum without these keys
-    twice = off & ((times - 2 * others).abs() < 2 * near * others)
     rest = ((times - others).abs() < near * others) | ~(off | gone)
-    if gone.any() and _in_most((gone | twice | rest).all(-1)):
-        if _in_most(~twice.any(-1)):
-            return (Rule.ZEROS if _zeros(S.split(cut, -1), gone, others[:, 0]) else Rule.MISSING), gone
-        if _in_most(gone.sum(-1) == twice.sum(-1)):
-            return Rule.PAGE, gone | twice
-    parts = S.split(cut, -1)
+    parts = S.split(size, -1)
+    if gone.any() and (gone | rest).all(-1).double().mean().item() >= IN_MOST:
+        return (Rule.ZEROS if _zeros(parts, gone, others[:, 0]) else Rule.MISSING), gone
     sure = wrong & (4 * near < times).all(-1)  # a causal row may see next to nothing of a tile
     wrong = sure if 2 * sure.sum() > wrong.sum() else wrong
     L = torch.stack([part.logsumexp(-1) for part in parts], -1)[wrong]  # (rows, tiles)
@@ -205,38 +149,7 @@ def _rule(rows, cut, times, near, off, counted):
     for rule, due in ((Rule.MAXIMUM, m[:, -1:] - m), (Rule.EQUAL, -L), *of_base):
         if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
             return rule, off
-    return (Rule.OTHER_ROWS if len(part.unique()) == 2 and _of_other_rows(parts, part, times) else Rule.OTHER), off
-
-
-def _of_other_rows(parts, part, times):
-    """Whether the log-sum-exps that merge two parts, as the factors (rows, tiles) have them, are one part's own in
-    another order, and the other's as they are. parts: the scores of each tile; part: that it is of, 0 or 1."""
-    L = torch.stack([torch.cat([x for x, at in zip(parts, part) if at == i], -1).logsumexp(-1) for i in (0, 1)])
-    log_times = times.clamp(min=TINY).log()[:, [0, -1]].T  # (2, rows)
-    for own, due in zip(L + log_times - log_times.flip(0), L):
-        in_order = (own.sort().values - due.sort().values).abs().median()
-        if due.isfinite().all() and in_order <= 2 * AGREE * (own - due).abs().median():
-            return True
-    return False
-
-
-def _of_sinks(rows, times, counted, sinks):
-    """The rule of rows whose factors (rows,) come from other sinks than believed, one for each head, else ROW_SUM; and
-    how often the believed ones count."""
-    at, L = counted.nonzero()[:, 1], scores(rows)[counted].logsumexp(-1)
-    due = rows.sinks.reshape(-1)[at]
-    believed = torch.logaddexp(L, due)
-    own = ((believed - times.clamp(min=TINY).log() - L).exp() - 1).log() + L  # the sink that makes this row sum
-    large = own.isfinite() & (torch.maximum(own, due) - believed > math.log(LEAST))  # a share that can be told
-    heads = at[large].unique().tolist()
-    found = {head: own[large & (at == head)].median() for head in heads}
-    again = [(x - rows.sinks[0, head, 0, 0]).item() for head, x in found.items()]
-    count = round(math.exp(again[0])) if again and again[0] < MOST_AGAIN else 1
-    if count > 1 and all(abs(x - math.log(count)) <= NEAR_SINK for x in again):
-        return Rule.SINKS_AGAIN, count
-    of_others = all((x - sinks).abs().min() <= NEAR_SINK for x in found.values())
-    covered = 2 * NEAR_SINK * len(sinks) / (sinks.max() - sinks.min()).clamp(min=NEAR_SINK)  # by chance any number is
-    return (Rule.OTHER_SINKS if covered.clamp(max=1) ** len(heads) < LUCK and of_others else Rule.ROW_SUM), 1
+    return Rule.OTHER, off
 
 
 def _zeros(parts, gone, others):
@@ -246,10 +159,6 @@ def _zeros(parts, gone, others):
     left = 1 - ((L - of_all[:, None]).exp() * gone).sum(-1)  # of the row sum
     zeros = ((keys * gone).sum(-1).log() - of_all).exp()
     return ((others * (left + zeros) - 1).abs().nanmedian() < (others * left - 1).abs().nanmedian()).item()
-
-
-def _in_most(rows):
-    return rows.double().mean().item() >= IN_MOST
 
 
 def _spread(x):

@@ -33,7 +33,7 @@ BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a tile that are tried beside the
 SINGLE = 1024  # keys: with more, tiles of one take too long
 STEPS = {  # of a Precision, that are in 16 bits
     "accumulator": ("accumulator",), "sums": ("accumulator", "row_sum"), "row_sum": ("row_sum",),
-    "scores": ("scores",), "inputs": ("inputs",),
+    "scores": ("scores",), "probs": ("probs",), "inputs": ("inputs",),
     "every_step": ("scores", "exponent", "probs", "maximum", "factors", "row_sum", "accumulator"),
 }  # fmt: skip
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles

@@ -18,6 +18,7 @@ from fa_lib.numerics.metrics import over_baseline
 EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
 ROWS = 16  # rows, at least, whose factors tell how far row sums are off
 BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
+ALIKE = 1.25  # times Baseline's root mean square error: the same arithmetic, in another order
 PRODUCTS = 5e9  # multiplications of q k^T and P v together, for which all rows are looked at: some seconds
 FEWEST_ROWS = 16  # of each head, where all are too many
 SCORES = 2**23  # that are held at a time
@@ -74,18 +75,15 @@ class Distance:
         if self.times_bound is None:
             return self.residual <= units
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding and self.call.declared is None
-        by_rule = by_rule and self.of_rows <= ALLOWED["o"] and self.times_bound <= BOUNDS
-        return self.times_bound <= 1 or by_rule and self.of_terms <= units
-
-    @property
-    def of_terms(self) -> float:
-        """The root mean square of the error over that of the larger of the output and of the terms that it sums, before
-        they cancel."""
-        rows, golden = self.rows, self.rows.golden
-        terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
-        size, error = torch.maximum(golden.square(), terms), (rows.o - golden).square()
-        error, size = (x.where(rows.counted[..., None], 0.0).sum() for x in (error, size))
-        return (error / size).sqrt().nan_to_num(0.0).item()
+        if self.times_bound <= 1 or not by_rule or self.of_rows > ALLOWED["o"]:
+            return self.times_bound <= 1
+        if self.times_bound <= BOUNDS and of_terms(self.rows) <= units:
+            return True
+        own = replace(self.rows, o=self.call.baseline(self.rows) * self.rows.dialect.factor)  # large scores: it is far, too
+        far = over_bound(own, self.call)
+        assert far is not None  # the dialect has a bound
+        most = max(ALLOWED["o"] * far.nan_to_num(0.0).max().item(), BOUNDS)
+        return self.times_bound <= most and of_terms(self.rows) <= max(ALIKE * of_terms(own), units)
 
     @property
     def is_counted(self) -> bool:
@@ -117,6 +115,16 @@ class Distance:
         return Scan(
             torch.cat(residuals).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places
         )
+
+
+def of_terms(rows: Rows) -> float:
+    """The root mean square of the error of rows.o over that of the larger of the output and of the terms that it sums,
+    before they cancel."""
+    golden = rows.golden
+    terms = rows.dialect.factor**2 * (weights(rows).square() @ rows.v.nan_to_num(0.0, 0.0, 0.0).square())
+    size, error = torch.maximum(golden.square(), terms), (rows.o - golden).square()
+    error, size = (x.where(rows.counted[..., None], 0.0).sum() for x in (error, size))
+    return (error / size).sqrt().nan_to_num(0.0).item()
 
 
 def over_bound(rows: Rows, call: CapturedCall) -> Tensor | None:

@@ -48,13 +48,17 @@ CHANGES = {  # of an OtherOutput -> what it is
     "elsewhere, or a gradient flowed into lse too (dlse in the file)",
     "no_delta": "the gradient without rowsum(dO * o){rows}",
     "part_of_features": "the gradient with the first {features} features of dO and v alone in dP = dO Vᵀ",
-    "not_finite": "not finite", "zero": "0", "not_zero": "not 0",
+    "not_finite": "not finite in {where}, and right elsewhere", "zero": "0 in {where}, and right elsewhere",
+    "not_zero": "not 0 in {where}, {unseen}, and right elsewhere",
+    "dialect": "the {kind} of {of}; {o}",
+    "saved": "the gradient of {of}, but with the log-sum-exp and rowsum(dO * o) of o; {o}",
+    "saved_delta": "the gradient of {of}, but with rowsum(dO * o) of o; {o}",
+    "parts": "right, were each part added once: {counts}",
     "without_dlse": "the gradient without what flows into lse (dlse)",
     "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
     "of_the_other": "{other}: dq and dk may be exchanged",
     "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
 }  # fmt: skip
-SAVED = {"saved": "the log-sum-exp and rowsum(dO * o)", "saved_delta": "rowsum(dO * o)"}  # of the forward pass
 OVERFLOWS = {  # of `explanation.OVERFLOWS` -> what it is
     "products": "q kᵀ before the scale is beyond 65,504, FP16's largest",
     "scores": "a score is beyond 88.7, where exp(score) is beyond FP32's largest",
@@ -64,17 +68,13 @@ OVERFLOWS = {  # of `explanation.OVERFLOWS` -> what it is
 }
 TILES = {  # of a Rule -> what is wrong
     Rule.ROW_SUM: "each row is multiplied by a number of its own",
-    Rule.SINKS_AGAIN: "its sinks count {count} times in the row sum",
-    Rule.OTHER_SINKS: "its heads have the sinks of other heads",
     Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
-    Rule.PAGE: "some pages of {size} keys are taken twice, in place of others",
     Rule.MISSING: "{tiles} are missing",
     Rule.ZEROS: "{tiles} are zeros: they count in the row sum, and have no values",
     Rule.MAXIMUM: "{tiles} are not rescaled where a later one raises the maximum",
     Rule.EQUAL: "parts of keys are merged without their log-sum-exp: each counts alike",
     Rule.BASE_2: "parts of keys are merged by 2 to the power of their natural log-sum-exp",
     Rule.BASE_E: "parts of keys are merged by e to the power of their log-sum-exp of base 2",
-    Rule.OTHER_ROWS: "two parts of the keys are merged by the log-sum-exp of other rows",
     Rule.OTHER: "{tiles} have wrong weights",
 }
 OUT_OF_SIGHT = (
@@ -116,7 +116,8 @@ def nearer(found: Mapping[str, Explanation]) -> str:
     off = {name: f"{found[name].believed:.2g} of its size{nan[name]}" for name in found}
     if a.verdict == b.verdict == Verdict.ROUNDING:
         both = f"Both are rounding, {first} off by {off[first]}, {other} by {off[other]}"
-        return f"{both}: two right implementations differ so."
+        blind = "" if a.blind_rows == b.blind_rows else " Rows that see no key differ: that is a convention."
+        return f"{both}: two right implementations differ so.{blind}"
     if not b.nan_rows and b.believed <= SAME * a.believed:
         return f"As you describe the call both are as near to attention: off by {off[first]}, and by {off[other]}."
     return f"As you describe the call {first} is nearer to attention: off by {off[first]}, {other} by {off[other]}."
@@ -148,42 +149,36 @@ def _coverage(each):
 
 
 def _other(each, found):
-    if each.change in ("dialect", *SAVED):
-        kind = "log-sum-exp" if each.name == "lse" else "gradient"
-        believed = "" if found.dialect else " as you believe it"
-        saved = f", but with {SAVED[each.change]} of o" if each.change in SAVED else ""
-        return f"the {kind} of {what(each.dialect)}{saved}; o is {what(found.dialect)}{believed}"
-    if each.change == "parts":
-        rows, parts = ("rows", "keys") if each.name == "dq" else ("keys", "rows")
-        (entry, head), counts = each.counts
-        where = f" (entry {entry}, head {head} of k)" if each.looked_at[1] > 1 else ""
-        times = {0: "do not count", 2: "count twice"}
-        lines = (
-            f"in {rows} {at[0]} to {at[1]} "
-            + ", ".join(f"{parts} {a} to {b} {times.get(c, f'count {c} times')}" for a, b, c in each_of)
-            for at, each_of in counts if each_of
-        )  # fmt: skip
-        return f"right, were each part added once{where}: {'; '.join(lines)}"
-    if each.change in ("not_finite", "zero", "not_zero"):
-        unseen = ", where no key is seen" if each.name == "dq" else ", keys that no row sees"
-        unseen = unseen if each.change == "not_zero" else ""
-        return f"{CHANGES[each.change]} in {_where(each.where)}{unseen}, and right elsewhere"
+    where = _where(each.where) if each.where is not None else ""
+    known = each.where is not None and each.where.is_known
     if each.change:
-        other = {"dq": "dk", "dk": "dq"}.get(each.name)
-        rows = f" in {_where(each.where)}" if each.where is not None and each.where.is_known else ""
         return CHANGES[each.change].format(
-            fmt=found.fmt, factor=each.factor, other=other, features=each.features, rows=rows
-        )
+            fmt=found.fmt, factor=each.factor, features=each.features, other={"dq": "dk", "dk": "dq"}.get(each.name),
+            kind="log-sum-exp" if each.name == "lse" else "gradient", of=what(each.dialect), counts=_counts(each),
+            o=f"o is {what(found.dialect)}{'' if found.dialect else ' as you believe it'}",
+            where=where, rows=f" in {where}" if known else "",
+            unseen="where no key is seen" if each.name == "dq" else "keys that no row sees",
+        )  # fmt: skip
     size = "(root mean square)" if each.name == "lse" else "of its size"
     off = f"off by {each.residual:.2g} {size}" if math.isfinite(each.residual) else "not finite where it should be"
     if each.times < MOST_SHOWN:
         off += f"; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:
         return f"in coarser arithmetic: {off}"
-    if each.where is not None and each.where.is_known:
+    if known:
         foreign = ", with values of no relation, as of memory that nobody wrote" if each.residual > FOREIGN else ""
-        return f"wrong in {_where(each.where)}{foreign}: {off}"
+        return f"wrong in {where}{foreign}: {off}"
     return f"not that of {what(found.dialect)}: {off}"
+
+
+def _counts(each):
+    """How often parts count in a gradient, where that is not once."""
+    rows, parts = ("rows", "keys") if each.name == "dq" else ("keys", "rows")
+    said = (
+        f"in {rows} {first} to {last} " + ", ".join(f"{parts} {a} to {b} count {c} times" for a, b, c in counts)
+        for (first, last), counts in each.counts if counts
+    )  # fmt: skip
+    return "; ".join(said)
 
 
 def _rounding(found, name):
@@ -223,9 +218,6 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
     "constant": "Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant.",
     "elsewhere": "{name} is {what}, but its rows are in wrong places, in {where}.\n{elsewhere}.",
     "zero": "{name} is {what}, but 0 in {where}{sees}.",
-    "spans": "{name} is {what}, but of other keys: {spans}.\n"
-    "So it is right to rounding; as you describe the call it is off by {found.believed:.2g} of its size.",
-    "page": "{name} is {what}, but in place of {page[0]} it reads {page[1]}: a wrong page.\nIt is wrong in {where}.",
     "moved": "{name} is {what}, but {moved}. With them all that was looked at is right to rounding.",
     "inside": "{name} is {what}, but wrong in {where}.",
     "tiles": "{name} is {what}, but {rule}.",
@@ -239,16 +231,11 @@ def _bug(found, name):
     if not kind:
         yield from _everywhere(found, name)
         return
-    where, page, tiles, count = found.where, found.page, found.tiles, found.hidden_nan or found.nan_rows
-    parts = ((page.entry, page.first), (page.of_entry, page.of_first)) if page else ()
+    where, tiles, count = found.where, found.tiles, found.hidden_nan or found.nan_rows
     said = BUGS[kind].format(
-        found=found, name=name, what=what(found.dialect), where=where and _where(where), spans=_spans(found.spans),
-        rule=tiles and TILES[tiles.rule].format(
-            size=tiles.size, count=tiles.count, tiles=f"tiles of {tiles.size} keys" if tiles.size else "parts"),
-        moved="; ".join(f"keys {a.first} to {a.first + a.size - 1} have the values of keys {a.of_first} to "
-                        f"{a.of_first + a.size - 1}" for a in found.moved),
+        found=found, name=name, what=what(found.dialect), where=where and _where(where),
+        rule=tiles and TILES[tiles.rule].format(tiles=f"tiles of {tiles.size} keys"), moved=_moved(found.moved),
         nan="1 row is" if count == 1 else f"{count:,} rows are",
-        page=[f"keys {at} to {at + page.size - 1} of entry {entry}" for entry, at in parts],
         inputs=f" of q, k and v read as {found.bits}" * found.bits_of_all,
         sees=", which see keys" * (found.zero in ("rows", "underflow")), elsewhere=_elsewhere(found),
         they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
@@ -282,15 +269,10 @@ def _elsewhere(found):
 
 
 def _overflow(found):
-    what, over, others = found.overflow
-    if over == found.nan_rows and not others:
-        yield f"In each of them, and in no other, {OVERFLOWS[what]}: an overflow."
-    elif over:
-        beside = f", and in {others:,} others" if others else ""
-        yield f"In {over:,} of them{beside}, q kᵀ before the scale is beyond 65,504: in FP16 it would overflow."
-    else:
-        blocks = " Where a whole block of keys is hidden, exp(-inf + inf) makes NaN." * found.hides
-        yield f"In none of them q kᵀ is beyond 65,504.{blocks}"
+    if found.overflow:
+        yield f"In each of them, and in no other, {OVERFLOWS[found.overflow]}: an overflow."
+    elif found.hides:
+        yield "No overflow separates them. Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
 
 
 def _inside(found):
@@ -324,15 +306,17 @@ def _everywhere(found, name):
         yield from SHORT_CALL.format(keys=found.short).splitlines() if found.short else ()
 
 
-def _spans(spans):
-    """Rows that see other keys, in words: those of one entry after the other."""
-    parts = []
-    for each in spans:
-        name, see = ("row", "sees") if each.first == each.last else ("rows", "see")
-        more = f"{abs(each.more)} {'too many' if each.more > 0 else 'too few'}"
-        seen = f"keys up to {each.end}, {more}" if each.end is not None else f"{more} each"
-        parts.append(f"{name} {_listed([(each.first, each.last)])} of entry {each.entry} {see} {seen}")
-    return "; ".join(parts)
+def _moved(pages):
+    """Keys in whose place others were read, in words."""
+    several = any(each.entry or each.of_entry for each in pages)
+    said = []
+    for each in pages:
+        places = (each.entry, each.first), (each.of_entry, each.of_first)
+        of = [f"keys {at} to {at + each.size - 1}{f' of entry {entry}' * several}" for entry, at in places]
+        of[1] += f" of head {each.of_head} of k" if each.of_head is not None else ""
+        own, other = ("the values of ", "those of ") if each.values else ("", "")
+        said.append(f"in place of {own}{of[0]} it reads {other}{of[1]}")
+    return "; ".join(said)
 
 
 def _tiles(found):
@@ -344,7 +328,7 @@ def _tiles(found):
             yield f"It is {span}, {rows}. The weights of a row are right among themselves: its row sum is wrong."
         elif rule == Rule.MISSING:
             yield f"Keys {first} to {last} are missing, {rows}."
-        elif rule not in (Rule.BEFORE_MASK, Rule.SINKS_AGAIN, Rule.OTHER_SINKS):
+        elif rule != Rule.BEFORE_MASK:
             yield f"Keys {first} to {last} have {span} times their weight, {rows}."
     yield f"With these weights o is right to rounding; as attention it is off by {found.residual:.2g} of its size."
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from attention_check.conventions.attention import Dialect, Rows, scores, weights
 from attention_check.conventions.conventions import BY_CHOICE, keys_of
 from attention_check.conventions.low_bits import OF_P, on_grid
-from attention_check.conventions.other_keys import foreign_page, last_keys, moved_values
+from attention_check.conventions.other_keys import moved_keys
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, in_four_dimensions, spread
-from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, own_sources, search
-from attention_check.conventions.solved_weights import LEAST_DROPOUT, OF_SINKS, dropped, noise, wrong_tiles
+from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, search
+from attention_check.conventions.solved_weights import LEAST_DROPOUT, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, runs, wrong_regions
@@ -29,13 +29,12 @@ from fa_lib.numerics.formats import E4M3, FP16, FP32, Format
 from fa_lib.theory.extremes import RMS
 
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
-OF_ALL = {"sources", "heads", "alibi"}  # aspects that count entries or heads: those of a part are others
 SUSPECTS = 256  # rows of a head, at most, that are looked at again
 ONE_CAST = RMS * E4M3.unit_roundoff  # relative root mean square: of values that are rounded once, to 8 bits
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
-GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "sink", "sinks", "softmax", "factor"}  # aspects in which a
-# dialect may be near to another one, so that being near is no evidence
+GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "hidden", "sink", "sinks", "softmax", "factor"}  # aspects in
+# which a dialect may be near to another one, so that being near is no evidence
 MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
 ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of these, that must be found
 AT_LARGEST = 0.03  # of the largest number, that rows which overflow and others may be beside it
@@ -191,6 +190,7 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
     found = explanation(replace(call, o=o))
     if found.verdict == Verdict.BUG:
         return None
+    found = replace(found, believed=believed.residual)  # of the rows as they are
     mask, n_q = call.options.get("mask"), due.shape[2]
     if mask is not None and mask.dtype == torch.bool and n_q <= n_kv:
         own = mask.cpu().expand(*due.shape, n_kv).diagonal(n_kv - n_q, -2, -1)  # whether a row sees its own key
@@ -265,7 +265,8 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
     """In the first dialect in which the sampled rows are right, and all others like them."""
     for dialect in dialects:
         numbers = Distance.of(case.call, dialect)
-        if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and numbers.is_counted:
+        hides = numbers.blind_rows == "other" and case.believed is not None and case.believed.blind_rows != "other"
+        if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and numbers.is_counted and not hides:
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
             verdict = Verdict.BUG if _contradicts(case.call, dialect.changes()) else _of_conventions(dialect)
@@ -285,12 +286,6 @@ def in_other_bits(case: Case, believed: Distance) -> Explanation | None:
         if numbers.is_rounding and numbers.is_counted and numbers.fit.counted.numel():
             return case.explained(believed, bits=Format.of(other).name, bits_of_all=len(names) > 1)
     return None
-
-
-def of_other_last_keys(case: Case, believed: Distance) -> Explanation | None:
-    """Right, with another last key in some rows."""
-    spans = last_keys(case.call)
-    return case.explained(believed, spans=spans) if spans else None
 
 
 def not_finite(case: Case, believed: Distance | None) -> Explanation | None:
@@ -338,41 +333,29 @@ def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | N
     if not of_heads and not (where and where.rows and wrong.sum() <= (1 - OUT) * finite.sum()):
         return None
     entry = int((bad if of_heads else wrong.any(-1)).any(1).nonzero()[0])
-    heads, rows = bad[entry].nonzero().flatten(), numbers.scan.places[2]
-    if of_heads:
-        solved = wrong_tiles(call, Dialect()) if call.options.get("sinks") is not None else None
-        if solved and solved[0].rule in OF_SINKS:
-            return None  # where a sink is small, a wrong one changes little
-        own = own_sources(call, Dialect())
-        moved = _right(case, [own]) if own.changes() else None
-        if moved and moved.where is None:
-            return moved
-        if page := foreign_page(call, entry):
-            return case.explained(numbers, of_all=True, where=where, page=page)
-    else:
-        heads = wrong[entry].any(-1).nonzero().flatten()
+    heads, rows = (bad if of_heads else wrong.any(-1))[entry].nonzero().flatten(), numbers.scan.places[2]
     if where and where.rows:
         rows = rows[wrong[entry].any(0)]
     first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
     for of in (heads, first) if len(first) < len(heads) else (heads,):
         inner = _of_part(call, torch.tensor([entry]), of, rows)
-        if inner is None or inner.dialect.keys() & OF_ALL or inner.tiles and not of_heads:
+        if inner is None or "alibi" in inner.dialect or inner.tiles and not of_heads:
             continue
-        if inner.spans or inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
+        if inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
             return case.explained(numbers, of_all=True, where=where, inside=(entry, tuple(of.tolist()), inner))
     return None
 
 
 def of_other_weights(case: Case, believed: Distance | None) -> Explanation | None:
-    """Right but for the weights of whole tiles of keys, for values of other keys, or for weights that are dropped."""
+    """Right but for tiles of other keys, for the weights of whole tiles, or for weights that are dropped."""
     for numbers in dict.fromkeys((believed or case.nearest, case.nearest)):
         dialect = numbers.rows.dialect
+        if not dialect.changes() and (moved := moved_keys(case.call)):
+            return case.explained(numbers, moved=moved)
         if solved := wrong_tiles(case.call, dialect):
             tiles, rows, wrong = solved
             where = wrong_regions(wrong.expand_as(rows.o), rows.places, (*rows.shape[:3], rows.o.shape[-1]))
             return case.explained(numbers, tiles=tiles, where=where)
-        if not dialect.changes() and (moved := moved_values(case.call)):
-            return case.explained(numbers, moved=moved)
         if share := dropped(case.call.rows(dialect)):
             return case.explained(numbers, dropout=share)
     return None
@@ -384,7 +367,8 @@ def wrong_in_each_head(case: Case, believed: Distance) -> Explanation | None:
     if call.q.shape[1] == 1 or believed.scan.residual_by_row.shape[:2] != call.q.shape[:2]:
         return None
     inner = _of_part(call, first, first, believed.scan.places[2])
-    if inner is None or not inner.dialect or inner.where is not None or inner.dialect.keys() & OF_ALL - {"alibi"}:
+    named = inner and (inner.dialect or inner.moved) and inner.where is None
+    if not named:
         return None
     where = WrongRegions(1.0, (), (), (), (), (*believed.rows.shape[:3], call.v.shape[-1]))
     return case.explained(believed, of_all=True, inside=(0, (0,), inner), where=where)
@@ -439,7 +423,7 @@ class Candidate(NamedTuple):
 CANDIDATES = (
     Candidate(of_eight_bits, in_any_shape=True), Candidate(as_believed), Candidate(rows_of_zero),
     Candidate(of_one_number, in_any_shape=True), Candidate(in_another_dialect, of_parts=True, in_any_shape=True),
-    Candidate(in_other_bits), Candidate(of_other_last_keys, of_parts=True), Candidate(not_finite, in_any_shape=True),
+    Candidate(in_other_bits), Candidate(not_finite, in_any_shape=True),
     Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(features_of_zero), Candidate(rows_elsewhere),
     Candidate(wrong_in_a_part),
     Candidate(of_other_weights, of_parts=True, in_any_shape=True), Candidate(wrong_in_each_head),
@@ -452,20 +436,20 @@ def _not_finite(case: Case, numbers: Distance) -> Explanation:
     found = numbers.scan
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    bad, sizes = wrong[..., 0].flatten(), []
-    counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    bad, sizes, hides = wrong[..., 0].flatten(), [], False
     for each in parts(case.call, numbers.rows, found.places):
         sizes.append([largest(each).nan_to_num(0.0).flatten() / LARGEST[name] for name, largest in OVERFLOWS.items()])
-        counts["hides"] = counts.get("hides") or bool((each.bias == -math.inf).any())
-    by_name = dict(zip(OVERFLOWS, map(torch.cat, zip(*sizes))))
-    over = by_name["products"] > 1
-    counts["overflow"] = "products", int((over & bad).sum()), int((over & ~bad).sum())
-    for name, size in by_name.items() if bad.any() else ():
-        highest, lowest = size.masked_fill(bad, 0.0).max(), size[bad].min()
-        if highest < lowest and highest - AT_LARGEST < 1 < lowest + AT_LARGEST:
-            counts["overflow"] = name, int(bad.sum()), 0
-            break
-    return case.explained(numbers, of_all=True, where=where, **counts)
+        hides = hides or bool(each.bias.isneginf().any())
+    overflow = next((name for name, x in zip(OVERFLOWS, map(torch.cat, zip(*sizes))) if _overflows(x, bad)), "")
+    counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    return case.explained(numbers, of_all=True, where=where, overflow=overflow, hides=hides, **counts)
+
+
+def _overflows(size: Tensor, bad: Tensor) -> bool:
+    """Whether sizes, over the largest number, are beyond it, or at it, in bad rows alone."""
+    highest = size.masked_fill(bad, 0.0).max()
+    lowest = size[bad].min() if bad.any() else highest
+    return bool(highest < lowest and highest - AT_LARGEST < 1 < lowest + AT_LARGEST)
 
 
 def _largest(x: Tensor, rows: Rows) -> Tensor:

@@ -59,12 +59,10 @@ class OtherOutput:
         name: "lse", "dq", "dk" or "dv".
         residual: of a gradient, root mean square of the error over that of the right gradient; of a log-sum-exp, root
             mean square of the difference. times: the largest error over the largest that is rounding.
-        change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
-            found. factor: of a change that is one. features: of one that sums over so many. dialect: that which it is
-            of, where it is not the output's.
+        change: what it is instead, a key of `explain_words.CHANGES`; "" where it is right, or nothing was found.
+            factor: of a change that is one. features: of one that sums over so many. dialect: that which it is of,
+            where it is not the output's. counts: how often parts count, as of `derivatives.counted`.
         where: the parts that are wrong; None where none are, or all.
-        counts: of a change in how often parts count: entry and head of k, of those that are looked at, and of
-            `derivatives.counted`.
         looked_at: heads of k and v of all entries, or rows of a log-sum-exp; of how many.
     """
 
@@ -307,11 +305,11 @@ def _of_another_delta(right: RightGradients, name: str, x: Tensor, worst: int) -
         yield key, x, gradients(group.rows, group.dO, more)[name], {}
 
 
-def _of_parts(right, name, x, worst):
+def _of_parts(right: RightGradients, name: str, x: Tensor, worst: int) -> Iterator[Alternative]:
     """The gradient in which parts count another number of times."""
     group = right.groups[worst]
     if group.rows.dialect.is_standard and (found := counted(group, name, x)):
-        yield "parts", *found[:2], dict(counts=(divmod(worst, right.across), found[2]))
+        yield "parts", *found[:2], dict(counts=found[2])
 
 
 def _residual(x: Tensor, due: Tensor) -> float:

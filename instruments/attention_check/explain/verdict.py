@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.conventions import BY_CHOICE, Convention
-from attention_check.conventions.other_keys import Page, Span
+from attention_check.conventions.other_keys import Page
+from attention_check.conventions.search import NEAR
 from attention_check.conventions.solved_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
 
@@ -119,9 +120,8 @@ class Explanation:
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
         tiles: the weights of tiles of keys, where these alone are wrong; else None.
-        spans: rows that see keys up to another one than believed, where this alone is wrong. page: keys in whose place
-            others were read. inside: entry and heads of a wrong part, and what it is by itself.
-        moved: keys that have the values of others.
+        moved: keys in whose place others were read, or the values of others. inside: entry and heads of a wrong part,
+            and what it is by itself.
         elsewhere: rows, and the places whose right rows they are: (entry, head, row) each.
         zero: "rows", "features": those in `where` are 0, the others are as `dialect` says; "underflow": rows, and the
             exponentials of all their scores are 0; "padding": rows whose own keys a mask hides are 0; "others": what is
@@ -129,8 +129,8 @@ class Explanation:
         swapped: k_scale and v_scale are each in the other's place. bits: the format of the output's bits, where they
             were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one
             that is wrong.
-        overflow: what of `explanation.OVERFLOWS` is too large, in how many rows that are not finite, and in how many
-            others. hides: whether some keys are hidden.
+        overflow: what of `explanation.OVERFLOWS` is too large in the rows that are not finite alone; "" if nothing is.
+            hides: whether some keys are hidden.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many. scale: of the scores, in the dialect.
@@ -151,8 +151,6 @@ class Explanation:
     noise: float | None = None
     constant: float | None = None
     tiles: WrongTiles | None = None
-    spans: tuple[Span, ...] = ()
-    page: Page | None = None
     moved: tuple[Page, ...] = ()
     inside: "tuple[int, tuple[int, ...], Explanation] | None" = None
     elsewhere: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
@@ -162,7 +160,7 @@ class Explanation:
     bits: str = ""
     bits_of_all: bool = False
     sequence: int | None = None
-    overflow: tuple[str, int, int] = ("", 0, 0)
+    overflow: str = ""
     hides: bool = False
     nan_rows: int = 0
     hidden_nan: int = 0
@@ -195,6 +193,14 @@ class Explanation:
     def is_rounding(self) -> bool:
         """Whether the output, its log-sum-exp and its gradients all are."""
         return self.worst == Verdict.ROUNDING
+
+    @property
+    def has_cause(self) -> bool:
+        """Whether it is known what the output is: right, or which other function or arithmetic."""
+        dialect = self.dialect and self.residual <= NEAR and self.where is None
+        places = (self.nan_rows, self.hidden_nan, self.zero, self.moved, self.inside, self.elsewhere)
+        named = (dialect, self.arithmetic, self.dropout, self.bits, self.tiles, *places)
+        return self.verdict == Verdict.ROUNDING or any(map(bool, named)) or self.constant is not None
 
     @property
     def conventions(self) -> list[Convention]:

@@ -13,22 +13,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attention_check.conventions.low_bits import SCALES, dequantised
 from attention_check.conventions.reading import in_four_dimensions
 from attention_check.probe.named_tensors import (
     BESIDE,
-    LAID_OUT,
     SECOND,
-    STARTS,
     Reading,
     by_meaning,
     narrowed,
     narrower_format,
     option_values,
     refuse_ambiguous,
-    turned,
 )
-from attention_check.probe.packed import kept_apart
+from attention_check.probe.read_call import call_of
 from attention_check.probe.tensor_files import require, tensors
 from fa_lib.execution.files import replacing
 from fa_lib.execution.untrusted import Untrusted
@@ -124,35 +120,24 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
             shapes do not fit each other, the file and the reading contradict each other, or values of q, k or v are NaN
             or infinite.
     """
-    names = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
+    stored = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
     about: dict[str, str] = {name: text for name, text in _header(path).items() if name != "beside"}
     try:
-        named = by_meaning(names)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    require(named, path, names)  # q, k and v
-    if beside := [name for name in (SECOND, *BESIDE) if name in named]:
-        about["beside"] = ", ".join(beside)
-    try:
-        options = reading.options(option_values(named))
-        if starts := {name: named[name] for name in STARTS if name in named}:
-            options = kept_apart(named["q"], named["k"], starts, options)
-        stored = turned(named, "bshd" if starts else reading.layout)
-        scales = {name: stored[name] for name in SCALES if name in stored}
-        scaled, stated = dequantised({name: stored[name] for name in "qkv"}, scales)
-        stored |= scaled
-        q, k, v = (stored[name] for name in "qkv")
-        o, dO = stored.get("o"), stored.get("dO")
-        for name in LAID_OUT:
-            if name in stored and stored[name].dtype not in (*JUDGED, torch.float64):
-                raise ValueError(f"{name}: got {stored[name].dtype}; accepted are BF16, FP16, FP32 and FP64")
-        validate(q, k, v, **options)
-        refuse_ambiguous(names, q, k, options)
+        named = by_meaning(stored)
+        require(named, stored)
+        if beside := [name for name in (SECOND, *BESIDE) if name in named]:
+            about["beside"] = ", ".join(beside)
+        call = call_of(named, replace(reading, fmt=""), reading.options(option_values(named)))
+        held = {name: getattr(call, name) for name in "qkvo" if name in named}
+        held |= {name: x for name, x in call.others.items() if name == "dO"}
+        q, k, v = (held[name] for name in "qkv")
+        validate(q, k, v, **call.options)
+        refuse_ambiguous(stored, q, k, call.options)
         due = (*q.shape[:-1], v.shape[-1])
-        for name, x in (("o", o), ("dO", dO)):
-            if x is not None and tuple(x.shape) != due:
-                raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is the output's, {due}")
-        if options.get("mask") is not None and options["mask"].isnan().any():
+        for name in ("o", "dO"):
+            if name in held and tuple(held[name].shape) != due:
+                raise ValueError(f"{name}: got shape {tuple(held[name].shape)}; accepted is the output's, {due}")
+        if call.options.get("mask") is not None and call.options["mask"].isnan().any():
             raise ValueError("mask: got NaN; accepted are truth values, or numbers that are added to the scores")
         for name, x in (("q", q), ("k", k), ("v", v)):
             if count := int((~x.isfinite()).sum()):
@@ -161,23 +146,23 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
                     f"{name}: {count} of {x.numel()} values are NaN or infinite{at}; accepted are finite values: "
                     "capture a call from before the loss went wrong"
                 )
-        own = "" if reading.fmt else stated if stated in ("BF16", "FP16") else narrower_format(stored)
-        if own:
-            about["stored_in"] = Format.of(q.dtype).name
-        if reading.fmt or own:
-            to = Format.of(reading.fmt or own)
-            rounded = [to(x.double()) for x in (q, k, v)]
-            if any(not torch.equal(x, was.double()) for x, was in zip(rounded, (q, k, v))) and o is not None:
-                o, about["without_o"] = None, to.name
-            q, k, v = (x.to(to.dtype) for x in rounded)
-            o = None if o is None else narrowed(o, to.dtype)
-            dO = None if dO is None else to(dO.double()).to(to.dtype)
+        own = call.stated if call.stated in ("BF16", "FP16") else narrower_format(held)
+        to = Format.of(reading.fmt or own or q.dtype)
+        if not reading.fmt and to.dtype != named["q"].dtype:
+            about["stored_in"] = Format.of(named["q"].dtype).name
+        rounded = [to(x.double()) for x in (q, k, v)]
+        if "o" in held and any(not torch.equal(x, was.double()) for x, was in zip(rounded, (q, k, v))):
+            del held["o"]
+            about["without_o"] = to.name
+        q, k, v = (x.to(to.dtype) for x in rounded)
+        o = narrowed(held["o"], to.dtype) if "o" in held else None
+        dO = to(held["dO"].double()).to(to.dtype) if "dO" in held else None
         if q.dtype not in JUDGED:
             rounds = "`fa-lib check tensors --format BF16` rounds them first"
             raise ValueError(f"q: got {q.dtype}; accepted are BF16, FP16 and FP32: {rounds}")
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    return Capture(q, k, v, options, o, dO, about)
+    return Capture(q, k, v, call.options, o, dO, about)
 
 
 def _header(path):

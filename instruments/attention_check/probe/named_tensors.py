@@ -32,7 +32,6 @@ NAMES = {  # what it is -> the names that it is given: torch's, flash-attn's, th
 SECOND = "o_ref"  # another output of the call
 BESIDE = ("lse", "dlse", "dq", "dk", "dv")  # what came with the output
 STARTS = ("cu_seqlens", "cu_seqlens_k")  # of packed sequences: where each begins, and the last ends
-LAID_OUT = ("q", "k", "v", "o", "dO")  # tensors that have a layout
 FILE_LAYOUTS = ("bhsd", "bshd")  # of adapters.LAYOUTS, those of tensors in a file
 NO_WINDOW = (None, None)
 FEWEST = 64  # values of o that are not 0: each has a chance of 2^-13 to lie on FP16's grid if it is FP32's
@@ -139,22 +138,6 @@ def refuse_ambiguous(names: Iterable[str], q: Tensor, k: Tensor, options: Mappin
             "is_causal: got it where queries and keys differ in number: torch aligns it top-left, others "
             "bottom-right; accepted is causal, which is bottom-right, or a mask"
         )
-
-
-def turned(held: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
-    """A file's tensors with those of LAID_OUT as (batch, heads, sequence, head_dim).
-
-    Raises:
-        ValueError: one of them has fewer than three dimensions to turn.
-    """
-    found = dict(held)
-    for name in LAID_OUT if layout == "bshd" else ():
-        if name in held:
-            if held[name].ndim < 3:
-                shape = tuple(held[name].shape)
-                raise ValueError(f"{name}: got shape {shape} with --layout {layout}; accepted has four dimensions")
-            found[name] = held[name].transpose(-3, -2)
-    return found
 
 
 def narrower_format(tensors: Mapping[str, Tensor]) -> str:

@@ -1,6 +1,7 @@
 """Packed sequences: the rows of all of them in one tensor, and where each begins."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,8 +13,12 @@ from fa_lib.kernels.options import within
 LARGEST = 2**30  # scores of a head
 
 
-def kept_apart(q: Tensor, k: Tensor, starts: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call of all sequences at once, in which none sees another.
+def kept_apart(
+    q: Tensor, k: Tensor, starts: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The options of a call of all sequences at once, in which none sees another; and masks, by choices of
+    `Dialect.mask`, of calls that take each sequence's keys where its queries are, or as many as queries: none where
+    queries and keys have the same places.
 
     Args:
         q, k: (rows of all sequences, heads, head_dim). starts: of `named_tensors.STARTS`: (sequences + 1,), whole
@@ -41,11 +46,20 @@ def kept_apart(q: Tensor, k: Tensor, starts: Mapping[str, Tensor], options: Mapp
     left, right = (None, None) if same else options.pop("window", None) or (None, None)
     if not same and options.pop("causal", False):
         right = 0 if right is None else min(right, 0)
-    visible = torch.zeros(n_q, n_kv, dtype=torch.bool)
-    for first, end, first_key, end_key in zip(ends["q"], ends["q"][1:], ends["k"], ends["k"][1:]):
-        block = within(end - first, end_key - first_key, left, right, visible.device)
-        visible[first:end, first_key:end_key] = block
-    return options | dict(mask=visible)
+
+    def visible(firsts, counts=()):
+        """bool (n_q, n_kv), of sequences whose keys begin at `firsts`; as many as queries, where no `counts` are."""
+        found = torch.zeros(n_q, n_kv, dtype=torch.bool)
+        for i, (first, end) in enumerate(pairwise(ends["q"])):
+            part = found[first:end, firsts[i] :]
+            seen = within(end - first, counts[i] if counts else end - first, left, right, found.device)
+            seen = seen[:, : part.shape[1]]
+            part[:, : seen.shape[1]] |= seen
+        return found
+
+    mask = visible(ends["k"], [end - first for first, end in pairwise(ends["k"])])
+    masks = {} if same else {"starts_of_q": visible(ends["q"]), "lengths_of_q": visible(ends["k"])}
+    return options | dict(mask=mask), masks
 
 
 def _whole(name, starts, rows):

@@ -15,7 +15,10 @@ def load(path: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     """Read Q, K, V from a file: the tensors of these names, each (batch, heads, sequence, head_dim) or with any leading
     dimensions, in the file's dtype. Errors as of `tensors`, and a ValueError where one of the three is missing."""
     contents = tensors(path)
-    require(contents, path, contents)
+    try:
+        require(contents, contents)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return contents["q"], contents["k"], contents["v"]
 
 
@@ -62,12 +65,11 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
     return contents
 
 
-def require(tensors: Mapping[str, Tensor], path: str | Path, there: Iterable[str]) -> None:
-    """Raise a ValueError where q, k or v is not among the tensors of a file, name -> tensor; path, there: of the file
-    and the names that are in it, for the message."""
-    for name in "qkv":
+def require(tensors: Mapping[str, Tensor], there: Iterable[str], needed: str = "qkv") -> None:
+    """Raise a ValueError where a tensor is missing: there: the names that are in the file, for the message."""
+    for name in needed:
         if name not in tensors:
-            raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(there)}; q, k and v are needed")
+            raise ValueError(f"holds no tensor named {name!r}, but {', '.join(there)}; needed are {', '.join(needed)}")
 
 
 def _refuse_large(path, size):
