@@ -79,7 +79,7 @@ class Distance:
             return self.times_bound <= 1
         if self.times_bound <= BOUNDS and of_terms(self.rows) <= units:
             return True
-        own = replace(self.rows, o=self.call.baseline(self.rows) * self.rows.dialect.factor)  # large scores: it is far, too
+        own = replace(self.rows, o=self.call.baseline(self.rows) * self.rows.dialect.factor)
         far = over_bound(own, self.call)
         assert far is not None  # the dialect has a bound
         most = max(ALLOWED["o"] * far.nan_to_num(0.0).max().item(), BOUNDS)
