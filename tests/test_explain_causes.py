@@ -81,6 +81,8 @@ def second_chunk_too_far():
 
 of_all, of_q, of_kv = dict(q=Q, k=K, v=V), Q[:, :, -32:], dict(k=K[:, :2], v=V[:, :2])
 shifted = (torch.arange(N)[None] <= torch.arange(32)[:, None] + 64) & (torch.arange(N)[None] > 16)
+AT_FOUR = (torch.arange(N)[:, None] // 4 + 1) * 4
+LENGTHS = (torch.arange(N) < torch.tensor([60, 96, 77, 40])[:, None])[:, None, None].expand(-1, 1, N, -1)
 mask_of_heads = PADDING[:2].transpose(0, 1).repeat_interleave(2, 1)
 CASES = {  # what is wrong -> the call, and what is said
     "v is no longer contiguous": (of_all | dict(o=attend(Q, K, V.transpose(1, 2).reshape(V.shape))),
@@ -104,6 +106,11 @@ CASES = {  # what is wrong -> the call, and what is said
         "too far"),
     "tanh overflows": (capped_by_exponentials(), "the size of a score over the softcap is beyond 88.7"),
     "exponentials vanish": (vanishing(), "All their scores are below -103: exp(score) is 0 in FP32"),
+    "the causal border is that of four rows": (of_all | dict(o=attend(Q, K, V, torch.arange(N)[None] < AT_FOUR),
+        causal=True), "with a causal mask for whole tiles of 4 keys"),
+    "the causal mask is inverted": (of_all | dict(o=attend(Q, K, V, ~CAUSAL), causal=True), "it shows the later keys "
+        "alone."),
+    "padding of queries and keys is seen": (of_all | dict(o=attend(Q, K, V), mask=LENGTHS), "without the mask."),
     "the cache has 4 bits": (of_all | dict(o=attend(Q, in_steps(K, 2), in_steps(V, 3))), "k and v in INT4 from least "
         "to largest, k by feature and v by key"),
 }  # fmt: skip
@@ -121,9 +128,21 @@ def test_a_log_sum_exp_of_rows_without_keys_and_in_two_bases():
     m, lse = S.amax(-1), S.logsumexp(-1)
     found = fa_lib.explain(Q, K, V, RIGHT, causal=True, lse=m + (lse - m) / math.log(2))
     assert "lse is right, had it the natural logarithm of the sum of exp(score - largest)" in f"{found}"
+    smoothed = (S - (Q.double() @ K.double().mT / 8).mean(-1, keepdim=True)).logsumexp(-1)
+    for wrong, said in ((lse * math.log(2), "times ln 2"), (smoothed, "k less its mean over keys")):
+        assert said in f"{fa_lib.explain(Q, K, V, RIGHT, causal=True, lse=wrong)}"
     seen = CAUSAL & (torch.arange(N) >= 8)
     lse = S.masked_fill(~seen, -math.inf).logsumexp(-1)
     for value, verdict in ((-math.inf, Verdict.ROUNDING), (0.0, Verdict.CONVENTION)):
         lse = lse.masked_fill(lse.abs() == math.inf, value)
         (found,) = fa_lib.explain(Q, K, V, attend(Q, K, V, seen), mask=seen, lse=lse).others
         assert found.verdict == verdict
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_plain_attention_on_large_scores_is_rounding(dtype):
+    q, k, v = (5 * drawn(1, 4, 64, 128, seed=seed, dtype=dtype) for seed in range(3))
+    found = fa_lib.explain(q, k, v, torch.softmax((q @ k.mT) * 128**-0.5, -1) @ v)
+    assert found.verdict == Verdict.ROUNDING and found.times_bound > 30
+    found = fa_lib.explain(q, k, v, torch.softmax((q @ k.mT) * 1.05 * 128**-0.5, -1) @ v)
+    assert found.verdict != Verdict.ROUNDING

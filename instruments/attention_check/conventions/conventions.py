@@ -160,7 +160,7 @@ _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda 
 _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
 _of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
 LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
-TILES = (16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
+TILES = (4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
 CHUNKS, LOST = (*(2**i for i in range(4, 14)),), 256  # keys of a chunk; so few are a tile
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
@@ -290,8 +290,10 @@ CONVENTIONS = (
                lambda call: call.q.shape[2] > 1, how=lambda rows, keys, own: keys < own),
     Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT,
                how=lambda rows, keys, own: keys <= own + 1),
-    Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT,
+    Convention("causal", "reversed", "with a mask that shows a row's own key and later ones alone", FAULT,
                how=lambda rows, keys, own: keys >= own),
+    Convention("causal", "inverted", "with the causal mask inverted: it shows the later keys alone", FAULT,
+               how=lambda rows, keys, own: keys > own),
     *(Convention("causal", f"tiles_of_{n}", f"with a causal mask for whole tiles of {n} keys: rows see the rest of "
                  "their own tile", FAULT, lambda call, n=n: call.k.shape[2] > n,
                  how=lambda rows, keys, own, n=n: keys < (own // n + 1) * n) for n in TILES),

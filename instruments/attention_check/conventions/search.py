@@ -44,6 +44,7 @@ LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever 
 FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is tried
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
+NEARLY = 1.25  # times the nearest residual: dialects in which other rows count
 NEAREST = 3  # dialects beside which numbers are fitted, and beside those of BESIDE
 BESIDE = ("causal_none", "causal_bottom_right", "mask_ignored", "mask_inverted", "window_ignored")  # of conventions
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
@@ -258,9 +259,9 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
     if first.residual <= call.rounding(first.dialect):
         yield first.dialect, first.residual  # if its bound refuses it, others or numbers may come nearer
     near = sorted(fits, key=lambda each: each.residual)
-    nearer = [each for each in near if each.residual < first.residual]  # few: Baseline of a dialect takes long
-    nearer = [each for each in nearer if each.residual < call.rounding(each.dialect)]
-    yield from ((each.dialect, each.residual) for each in sorted(nearer, key=lambda each: len(each.dialect.changes())))
+    as_near = [each for each in near if each.residual < NEARLY * first.residual and each is not first]
+    as_near = [each for each in as_near if each.residual < call.rounding(each.dialect)]  # Baseline of it takes long
+    yield from ((each.dialect, each.residual) for each in sorted(as_near, key=lambda each: len(each.dialect.changes())))
     bases = [Dialect(), first.dialect, *(each.dialect for each in near[:NEAREST])]
     bases += [each.dialect for each in near if each.dialect.roles in NORMED and len(each.dialect.changes()) == 1][:1]
     beside = [each for each in CONVENTIONS if each.key in BESIDE and each.fits(call)]

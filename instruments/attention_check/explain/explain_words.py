@@ -13,7 +13,7 @@ from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
 
 FOREIGN = 10.0  # times a gradient's size: an error that a wrong gradient has not
-LEFT = 0.5  # of the residual as believed: a dialect that leaves less is called the nearest
+LEFT = 0.25  # of the residual as believed, and of the size: a dialect that leaves less is called the nearest
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
 SAME_FACTOR = 0.01  # apart, of two factors that are one
@@ -32,6 +32,8 @@ CHANGES = {  # of an OtherOutput -> what it is
     "negative": "right, with the opposite sign", "maximum": "the largest score of each row alone",
     "without_maximum": "right, without the largest score of each row: add it",
     "base_2_sum": "right, had it the natural logarithm of the sum of exp(score - largest): it has that to base 2",
+    "ln_2_more": "right times ln 2, as if it had been to base 2: divide it by ln 2",
+    "smoothed_k": "that of k less its mean over keys, as SageAttention smooths k: add the scale times q · mean(k)",
     "blind": "right, but finite in rows that see no key, where -inf is due: a merge with other keys counts them",
     "unscaled_maximum": "right, had the largest score of each row been scaled: it was added unscaled",
     "not_divided": "the gradient of P that is not divided by its row sum",

@@ -72,6 +72,11 @@ class Case:
         is_believed = self.call.at is not None or best == Dialect()
         return self.believed if self.believed and is_believed else Distance.of(self.call, best)
 
+    def counts(self, numbers: Distance) -> bool:
+        """Whether enough rows see a key in a dialect, and it hides none that the believed one judges."""
+        hides = numbers.blind_rows == "other" and self.believed is not None and self.believed.blind_rows != "other"
+        return numbers.is_counted and not hides
+
     def explained(
         self, numbers: Distance, verdict: Verdict = Verdict.BUG, of_all: bool = False, **more: Any
     ) -> Explanation:  # fmt: skip
@@ -265,8 +270,7 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
     """In the first dialect in which the sampled rows are right, and all others like them."""
     for dialect in dialects:
         numbers = Distance.of(case.call, dialect)
-        hides = numbers.blind_rows == "other" and case.believed is not None and case.believed.blind_rows != "other"
-        if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and numbers.is_counted and not hides:
+        if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and case.counts(numbers):
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
             verdict = Verdict.BUG if _contradicts(case.call, dialect.changes()) else _of_conventions(dialect)
@@ -297,7 +301,7 @@ def not_finite(case: Case, believed: Distance | None) -> Explanation | None:
 def in_coarser_arithmetic(case: Case, believed: Distance | None) -> Explanation | None:
     """Near a dialect: a computation in fewer bits has its error, or all rows are alike."""
     call, numbers = case.call, case.nearest
-    if numbers.residual > COARSE:
+    if numbers.residual > COARSE or not case.counts(numbers):
         return None
     best, fmt = numbers.rows.dialect, call.precision.output if call.stated in OF_P else call.fmt
     q = None if best.layout or best.roles else call.q

@@ -380,7 +380,8 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
     ]
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
-        is_fault = change in ("unscaled_maximum", "base_2_sum") or change == "dialect" and more != WITHOUT_SINKS
+        faults = "unscaled_maximum", "base_2_sum", "ln_2_more", "smoothed_k"
+        is_fault = change in faults or change == "dialect" and more != WITHOUT_SINKS
         return as_output(verdict=Verdict.BUG if is_fault else Verdict.CONVENTION, change=change, dialect=more)
     if residual <= NEAR and off.sum() > MOST * count:
         return as_output(verdict=Verdict.PRECISION)
@@ -394,7 +395,8 @@ def _other_log_sum_exps(
     """What may be given for a log-sum-exp: the key of the change, it, and its dialect."""
     due, m = log_sum_exp(rows), scores(rows).amax(-1)
     made = dict(base_2=due / math.log(2), negative=-due, maximum=m, without_maximum=due - m, sum=(due - m).exp())
-    made["base_2_sum"] = m + (due - m) / math.log(2)
+    made |= dict(base_2_sum=m + (due - m) / math.log(2), ln_2_more=due * math.log(2))
+    made["smoothed_k"] = due - rows.products.mean(-1) * rows.scale
     yield from ((key, x, {}) for key, x in (made | dict(unscaled_maximum=due - m + m / rows.scale)).items())
     for each in choices:
         dialect = changed(rows.dialect, each.aspect, each.choice)

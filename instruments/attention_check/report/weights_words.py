@@ -9,6 +9,7 @@ from attention_check.measure.weights import Weights
 from attention_check.report.labels import listed, plural
 
 OUTPUT = "the kernel's output"
+BEYOND = "Gradients, other options and large inputs were not looked at: `fa-lib check kernel` does."
 
 
 def lines(w: Weights) -> list[str]:
@@ -23,7 +24,7 @@ def lines(w: Weights) -> list[str]:
         queries = f"{n_q} quer{plural(n_q, 'y', 'ies')}"
         size = f"in a call of {heads} head{plural(heads, '')}, {queries} and {n_kv} key{plural(n_kv, '')}"
         first = f"The weights are those of {believed}, {size}: the largest error is {w.times.max():.2g} of its bound."
-        found = [f"Rows sum up to {_span(w.measured.sum(-1))}."]
+        found = [f"Rows sum up to {_span(w.measured.sum(-1))}.", BEYOND]
     found += [f"The kernel does not take {listed(w.left_out)}, and was called without."] if w.left_out else []
     return [first, *(f"  {line}" for line in found)]
 
