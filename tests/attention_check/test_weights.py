@@ -141,7 +141,7 @@ def test_values_come_in_blocks_of_any_width_and_from_a_kernel_of_its_own_names()
         seen.append(value.shape[-1])
         return kernel()(query, key, value)
 
-    assert not fa_lib.weights(named, q, k, width=40, causal=True).differs and seen == [40, 40, 40]
+    assert not fa_lib.weights(named, q, k, width=40, causal=True).differs and seen == [40] * 4
 
 
 def test_the_command_says_it_and_draws_a_picture(tmp_path):
@@ -157,3 +157,15 @@ def test_the_command_says_it_and_draws_a_picture(tmp_path):
     assert json.loads((tmp_path / "found.json").read_text())["differs"]
     for refused in (["explain"], ["explain", "a.npz", "--gpu", "H100"], [*asked, "--layout", "bshd"]):
         assert command(*refused).exit_code == 2
+
+
+def test_weights_that_change_from_call_to_call_are_told():
+    calls = []
+
+    def racing(q, k, v, causal=True):
+        calls.append(1)
+        return kernel(scale=DIM**-0.5 * (1 + 0.1 * len(calls)))(q, k, v)
+
+    found = weights(racing, *drawn(), causal=True)
+    assert found.changed > 1000 and "A second call gives " in f"{found}"
+    assert not weights(kernel(), *drawn(), causal=True).changed

@@ -34,6 +34,7 @@ class Weights:
         measured, expected, bound: float64 (heads, n_q, n_kv): the kernel's, golden ones, how far right ones may be.
         options, left_out: of the call, as believed; names of those that the kernel does not take.
         explained: what the output is that these weights make of drawn values, the same in all heads.
+        changed: weights of the first block of keys that a second call with the same tensors gives otherwise.
         of_seen_keys: the same, had the call's mask been the keys with a weight: None where it is not needed, or they
             explain nothing.
     """
@@ -43,6 +44,7 @@ class Weights:
     bound: Tensor
     options: dict[str, Any]
     left_out: list[str]
+    changed: int
     explained: "Explanation"
     of_seen_keys: "Explanation | None"
 
@@ -80,30 +82,32 @@ def weights(f: KernelRef | str | Callable, q: Tensor, k: Tensor, width: int | No
     options = {name: x for name, x in options.items() if x is not None and x is not False}
     eye = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
     ResolvedOptions.of(q, k, eye, **options)
-    P, left_out = _measured(f, q, k, eye, width or q.shape[-1], options)
+    P, left_out, changed = _measured(f, q, k, eye, width or q.shape[-1], options)
     about = [tolerance(q, k, eye, precision=precision, **options)
              for precision in (Precision.kernel(q.dtype), Precision.materialized(q.dtype))]  # fmt: skip
     bound, expected = torch.stack([each.bound for each in about]).amax(0), about[0].golden
     found, of_seen = _explained(q, k, P, expected, bound, options)
     P, expected, bound = (x.flatten(0, 1) for x in (P, expected, bound))
-    return Weights(P, expected, bound, options, left_out, found, of_seen)
+    return Weights(P, expected, bound, options, left_out, changed, found, of_seen)
 
 
 def _measured(f, q, k, eye, width, options):
-    """The kernel's P, in blocks of `width` keys, and the options that it does not take. The last block goes on with the
-    first keys, so that no column of V is 0: a scale for each column would be 0, too."""
+    """The kernel's P, in blocks of `width` keys, the options that it does not take, and `Weights.changed`. The last
+    block goes on with the first keys, so that no column of V is 0: a scale for each column would be 0, too."""
     n_kv, blocks = k.shape[2], []
     with isolated(KernelRef.of(f)) if isinstance(f, (str, KernelRef)) else nullcontext(f) as kernel:
         fn = kernels.plain(kernel)
         names = OwnNames.of(fn).options
         taken = {name: x for name, x in options.items() if names.get(name, name)}
-        for first in range(0, n_kv, width):
+        for first in (*range(0, n_kv, width), 0):
             v = eye[..., torch.arange(first, first + width) % n_kv].contiguous()
             answer = call_kernel(fn, q, k, v, **taken)
             if answer.o is None:
                 raise ValueError(f"kernel: it {answer.problem}")
             blocks.append(answer.o.double())
-    return torch.cat(blocks, -1)[..., :n_kv], [name for name in options if name not in taken]
+    *blocks, again = blocks
+    changed = (blocks[0] != again) & ~(blocks[0].isnan() & again.isnan())
+    return torch.cat(blocks, -1)[..., :n_kv], [name for name in options if name not in taken], int(changed.sum())
 
 
 def _explained(q, k, P, expected, bound, options):
