@@ -174,7 +174,7 @@ def wrong_in_fp16(right):
 
 
 ALONE = [  # a kernel with a fault in some calls, or in their gradients alone; the calls that find it, and their note
-    (heads_by_key_heads, "gqa_uneven", "sources"),
+    (heads_by_key_heads, "gqa_uneven", "other"),
     (lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v), "one_query_96", "other"),
     (lambda q, k, v, mask=None: attention(
         q, k, v, mask=mask if mask is None or mask.ndim < 4 or mask.shape[-2] > 1 else mask[:1]),
