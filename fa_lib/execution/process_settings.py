@@ -23,7 +23,8 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}  # the last instruction set before AMX
 OLDER_CODE = ("avx2", "default")  # of ATEN_CPU_CAPABILITY
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
-KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": f"{2**31 - 1}"}  # `keep_memory` for a process to be started
+NEVER = 2**31 - 1  # bytes: of so many free ones some would be given back
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": f"{NEVER}"}  # `keep_memory` of a process to be started
 NO_GLIBC = AttributeError, OSError, TypeError
 BETWEEN_SEARCHES = 50_000  # objects that were made and are still there; Python's own number is 700
 
@@ -48,7 +49,7 @@ def keep_memory() -> None:
     with suppress(*NO_GLIBC):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_MAX, 0)
-        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(TRIM_THRESHOLD, NEVER)
 
 
 def give_back() -> None:

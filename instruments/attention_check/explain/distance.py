@@ -67,7 +67,7 @@ class Distance:
         """Within its derived bound, or about as near as attention written out step by step."""
         return not self.nan_rows and not self.hidden_nan and self.times_bound is not None and self.holds
 
-    @property
+    @cached_property
     def holds(self) -> bool:
         """Whether the rows that count are within rounding of the dialect, or near enough where it has no bound. Where a
         kernel declares its precision, the bound alone decides."""

@@ -18,10 +18,8 @@ def lines(w: Weights) -> list[str]:
     believed, differ = f"attention{' with ' * bool(asked)}{asked}", int((w.times > 1).sum())
     if w.differs:
         first = f"The weights are not those of {believed}: {differ:,} of {w.times.numel():,} differ."
-        found = [f"A second call gives {w.changed:,} other weights: a race, or memory that nobody wrote."] * bool(
-            w.changed
-        )
-        found += differences(w)
+        again = f"A second call gives {w.changed:,} other weights: a race, or memory that nobody wrote."
+        found = [again] * bool(w.changed) + differences(w)
     else:
         heads, n_q, n_kv = w.times.shape
         queries = f"{n_q} quer{plural(n_q, 'y', 'ies')}"
