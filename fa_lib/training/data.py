@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ def generator(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed(*numbers))
 
 
+@lru_cache(2)  # the arms of a study share their images
 def shapes(n: int, size: int, seed: int) -> tuple[torch.Tensor, list[str]]:
     """Draw n images such as "small red circle top left", from a seed.
 

@@ -9,10 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
-from diffusers.training_utils import compute_density_for_timestep_sampling
-from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
 from fa_lib.training.config import Config
 from fa_lib.training.data import generator
@@ -29,6 +25,10 @@ class TextToImage(torch.nn.Module):
 
     def __init__(self, config: Config, kernel: Callable, seed: int):
         super().__init__()
+        # four seconds, which the notebooks that draw a recorded study need not wait
+        from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel
+        from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+
         width = config.heads * config.head_dim
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -134,6 +134,9 @@ def noised(
         (noisy images, float32 (batch, 3, size, size); timesteps, int64 (batch,); the velocity to predict, float32
         (batch, 3, size, size)).
     """
+    from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+    from diffusers.training_utils import compute_density_for_timestep_sampling
+
     shift = 3.0 if levels == "shifted" else 1.0  # 3: more steps with much noise
     schedule: Any = FlowMatchEulerDiscreteScheduler(shift=shift)  # diffusers annotates its tensors as FloatTensor
     draw = generator(seed, step)
