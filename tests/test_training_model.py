@@ -12,14 +12,14 @@ from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
 from fa_lib.training.config import Config
 from fa_lib.training.data import SHAPES, batches, shapes
-from fa_lib.training.half_products import summed_in_fp32
+from fa_lib.training.half_products import half_products
 from fa_lib.training.model import TextToImage, noised
 
 
 def test_half_products_are_rounded_once():
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(64, 64, generator=generator).half().requires_grad_() for _ in range(2))
-    with summed_in_fp32(torch.float16):
+    with half_products(torch.float16, "cpu"):
         out = a @ b
         out.sum().backward()
     for got, exact in ((out, a.double() @ b.double()), (a.grad, b.double().sum(1).expand(64, 64))):

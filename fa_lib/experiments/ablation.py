@@ -7,7 +7,7 @@ from itertools import product
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
-from fa_lib.experiments.law import carried_in
+from fa_lib.experiments.law import carried_in, outputs
 from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.compiled import flash
 from fa_lib.kernels.eager import unfused
@@ -66,16 +66,14 @@ def ladder(
     Returns:
         rows: start, algorithm, step, and `Problem.errors`. The golden value takes the inputs as the kernel does.
     """
-    changed = {}
-    for start, step in product(starts, steps):
-        _, precision, fmt = lookup("start", start, STARTS)
+    for step in steps:
         lookup("step", step, STEPS)
-        changed[start, step] = precision if step == "nothing" else replace(precision, **{step: fmt})
     problem, tiling, rows = Problem.drawn(distribution, seed, n, n, head_dim=head_dim), Tiling(64, block_kv), []
-    for start, algorithm, step in product(starts, algorithms, steps):
-        precision = changed[start, step]
-        errors = problem.errors(problem.tiled(tiling, precision, algorithm), precision.inputs)
-        rows.append(dict(start=start, algorithm=algorithm, step=step) | errors)
+    for start, algorithm in product(starts, algorithms):
+        _, precision, fmt = lookup("start", start, STARTS)
+        changed = [precision if step == "nothing" else replace(precision, **{step: fmt}) for step in steps]
+        for step, own, o in zip(steps, changed, outputs(problem, tiling, changed, algorithm)):
+            rows.append(dict(start=start, algorithm=algorithm, step=step) | problem.errors(o, own.inputs))
     return rows
 
 
@@ -98,12 +96,10 @@ def carried(
     Returns:
         rows: bits, and `Problem.errors`.
     """
-    problem, rows = Problem.drawn(distribution, seed, n_q, tiles * block_kv, head_dim=head_dim), []
-    for count in bits:
-        fmt = carried_in(count)
-        precision = replace(Precision.kernel(BF16), accumulator=fmt, row_sum=fmt)
-        rows.append(dict(bits=count) | problem.errors(problem.tiled(Tiling(64, block_kv), precision)))
-    return rows
+    problem = Problem.drawn(distribution, seed, n_q, tiles * block_kv, head_dim=head_dim)
+    sums = [dict.fromkeys(("accumulator", "row_sum"), carried_in(count)) for count in bits]
+    answers = outputs(problem, Tiling(64, block_kv), [replace(Precision.kernel(BF16), **each) for each in sums])
+    return [dict(bits=count) | problem.errors(o) for count, o in zip(bits, answers)]
 
 
 def references(distribution: str, seed: int, n: int = 2048, head_dim: int = 64, heads: int = 4) -> list[dict]:

@@ -16,11 +16,16 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.problem import Problem
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.options import ResolvedOptions
 from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rows import by_rows
+from fa_lib.kernels.tiled import Forward
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format, FormatLike
-from fa_lib.theory import recurrence, simulation
+from fa_lib.numerics.metrics import deviation
+from fa_lib.theory import simulation
 from fa_lib.theory.bounds import bound
 from fa_lib.theory.extremes import RMS
 from fa_lib.theory.law import VALUES_OF, bias, expected
@@ -41,6 +46,58 @@ def only_sums(fmt: Format) -> Precision:
     return replace(Precision.uniform(FP64), accumulator=fmt, row_sum=fmt, output=fmt)
 
 
+SUMS = ("row_sum", "accumulator", "output")  # steps of a Precision that P and its factors do not depend on
+
+
+def outputs(
+    problem: Problem, tiling: Tiling, precisions: Sequence[Precision], algorithm: Algorithm | str = "fa2"
+) -> list[Tensor]:
+    """Compute `problem.tiled` of each Precision; of those that differ in SUMS alone at once, by one S, P and P V."""
+    groups, found = {}, {}
+    for precision in precisions:
+        groups.setdefault(replace(precision, **dict.fromkeys(SUMS, FP64)), {})[precision] = None
+    for group in map(list, groups.values()):
+        found |= zip(group, _at_once(problem, tiling, group, Algorithm.of(algorithm)))
+    return [found[precision] for precision in precisions]
+
+
+def _at_once(problem, tiling, precisions, how):
+    stacked = {step: Stacked([getattr(precision, step) for precision in precisions]) for step in SUMS}
+    steps: Any = SimpleNamespace(**vars(precisions[0]) | stacked, steps=tuple)  # none is stochastic
+    inputs = problem.q, problem.k, problem.v
+    settings, count = ResolvedOptions.of(*inputs, **problem.options), len(precisions)
+    forward = Forward.of(steps, how, settings.scale, tiling.block_kv)
+
+    def rows(q_i, *call):
+        for step in stacked.values():
+            step.ndim = q_i.ndim
+        return forward.rows(q_i, *call)[..., :-1].movedim(0, -2).flatten(-2)  # (..., rows, kernels * d_v)
+
+    sizes: Any = dict(features=count * problem.v.shape[-1], width=tiling.block_kv, several=True)
+    return by_rows(rows, inputs, steps, settings, **sizes, q_k=problem.q_k(steps)).unflatten(-1, (count, -1)).unbind(-2)
+
+
+@dataclass
+class Stacked:
+    """The step of several kernels that have equal values so far, (..., rows, features), of `ndim` dimensions, or values
+    of their own, (kernels, ..., rows, features): it rounds each kernel's to its format, and returns the latter."""
+
+    formats: Sequence[Format]
+    ndim: int = 2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x if x.ndim > self.ndim else x.expand(len(self.formats), *x.shape)
+        return self.round_(x.clone(memory_format=torch.contiguous_format))
+
+    def round_(self, x: Tensor) -> Tensor:
+        """Round x as a call does; values of their own, which are contiguous, are overwritten."""
+        if x.ndim == self.ndim:
+            return self(x)
+        for values, fmt in zip(x, self.formats):
+            fmt.round_(values)
+        return x
+
+
 def measured(
     seed: int, *, distributions: Sequence[str], tiles: Sequence[int], bits: Sequence[int], n_q: int = 128
 ) -> list[dict]:
@@ -59,49 +116,23 @@ def measured(
     Raises:
         ValueError: there is no such distribution.
     """
-    formats, rows = [carried_in(count) for count in bits], []
-    steps = Stacked.steps(formats)
-    for distribution in distributions:
-        values = lookup("distribution", distribution, VALUES_OF)
-        most = simulation.drawn(values, max(tiles), SIMULATED, seed=seed)
-        for count in tiles:
-            inputs = draw(distribution, seed, (1, 1, n_q, 64), (1, 1, count * 64, 64))  # head_dim 64
-            q, k, v = (BF16(x) for x in inputs)
-            problem, stacked, of = Problem(q, k, v), Problem(q.repeat(1, 1, len(bits), 1), k, v), most.first(count)
-            for algorithm in ("fa1", "fa2"):
-                outputs = stacked.tiled(Tiling(n_q, 64), steps, algorithm, rows=len(bits) * n_q)
-                for fmt, o in zip(formats, outputs.chunk(len(bits), -2)):
-                    error, u = problem.deviation(o, fmt), fmt.unit_roundoff
-                    setting: dict[str, Any] = dict(tiles=count, algorithm=algorithm, values=values)
-                    program = simulation.simulated(only_sums(fmt), **setting, of=of)
-                    row = dict(distribution=distribution, tiles=count, algorithm=algorithm, bits=fmt.precision)
-                    row |= dict(measured=error.relative / u, simulated=program / u, bias=error.bias / error.rmse)
-                    rows.append(row)
-    return rows
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """Rounds the rows of several kernels, of which there are equally many and which follow one another, each kernel's
-    to its own format. Kernels of few rows take as long for a tile as several of them at once."""
-
-    formats: Sequence[Format]
-
-    @classmethod
-    def steps(cls, formats: Sequence[Format]) -> Any:
-        """Make the steps of kernels that differ in what `only_sums` of a format sets."""
-        of_sums = dict.fromkeys(("accumulator", "row_sum", "output"), cls(formats))
-        return SimpleNamespace(**vars(Precision.uniform(FP64)) | of_sums)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Round x, (rows, ...)."""
-        return self.round_(x.clone(memory_format=torch.contiguous_format))
-
-    def round_(self, x: Tensor) -> Tensor:
-        """Round x, (rows, ...) and contiguous, in place."""
-        for rows, fmt in zip(x.chunk(len(self.formats)), self.formats):
-            fmt.round_(rows)
-        return x
+    formats, rows = [carried_in(count) for count in bits], {distribution: [] for distribution in distributions}
+    kinds = {distribution: lookup("distribution", distribution, VALUES_OF) for distribution in distributions}
+    most = {values: simulation.drawn(values, max(tiles), SIMULATED, seed=seed) for values in kinds.values()}
+    for count in tiles:
+        sizes = (1, 1, n_q, 64), (1, 1, count * 64, 64)  # head_dim 64
+        inputs = zip(*(draw(distribution, seed, *sizes) for distribution in distributions))
+        problem = Problem(*(BF16(torch.cat(x)) for x in inputs))  # a distribution is an entry of the batch
+        of = {values: drawn.first(count) for values, drawn in most.items()}
+        for algorithm in ("fa1", "fa2"):
+            answers = outputs(problem, Tiling(n_q, 64), [only_sums(fmt) for fmt in formats], algorithm)
+            for (fmt, o), (i, (distribution, values)) in product(zip(formats, answers), enumerate(kinds.items())):
+                error, u = deviation(o[i], problem.golden[i], fmt), fmt.unit_roundoff
+                program, _ = simulation.simulated(only_sums(fmt), of[values], algorithm)
+                row = dict(distribution=distribution, tiles=count, algorithm=algorithm, bits=fmt.precision)
+                row |= dict(measured=error.relative / u, simulated=program / u, bias=error.bias / error.rmse)
+                rows[distribution].append(row)
+    return [row for distribution in distributions for row in rows[distribution]]
 
 
 def predicted(
@@ -126,9 +157,8 @@ def predicted(
         row = dict(algorithm=algorithm, bits=count, predicted=expected(precision, **setting) / u)
         row |= dict(counted=RMS * math.sqrt(roundings(**setting).carried()), drift=bias(precision, **setting) / u)
         if of:
-            exact, error = of.golden, recurrence.carried(of, precision, algorithm) - of.golden
-            row["simulated"] = (error.square().mean() / exact.square().mean()).sqrt().item() / u
-            row["simulated_drift"] = (error / exact).mean().item() / u
+            relative, drift = simulation.simulated(precision, of, algorithm)
+            row |= dict(simulated=relative / u, simulated_drift=drift / u)
         rows.append(row)
     return rows
 

@@ -1,7 +1,6 @@
 """The paper's microbenchmark: the golden value, Baseline and Flash of one draw of Q, K, V."""
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -56,12 +55,12 @@ class BenchmarkSettings:
             raise ValueError(f"golden_inputs: got {self.golden_inputs!r}; accepted are rounded, exact")
 
 
-def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettings) -> dict:
+def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettings, pairs=PAIRS) -> dict:
     """Make the arguments of `sweep(compare, **grid(...))` for a figure.
 
     Args:
         n, distributions, formats: a value, or a list of values: the axes. seeds: how many, from 0.
-        block_kv: a size of tiles, or a list of sizes, all of which each cell tries.
+        block_kv: a size of tiles, or a list of sizes, all of which each cell tries. pairs: as of `compare`.
 
     Returns:
         dict: grid, fixed and uses, as of `sweep`.
@@ -69,12 +68,12 @@ def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettin
     tiles = [block_kv] if isinstance(block_kv, int) else list(block_kv)
     return dict(
         grid=dict(n=n, distribution=distributions, fmt=formats, seed=range(seeds)),
-        fixed=dict(block_kv=tiles, setup=setup),
+        fixed=dict(block_kv=tiles, setup=setup, pairs=pairs),
         uses=[kernels.get(setup.flash)],
     )
 
 
-def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, setup: BenchmarkSettings) -> list[dict]:
+def compare(n: int, block_kv, distribution: str, fmt, seed: int, setup: BenchmarkSettings, pairs=PAIRS) -> list[dict]:
     """A cell: compute the deviations of Flash and of the two Baselines in one format from the golden value, and from
     each other.
 
@@ -85,10 +84,10 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
         n: sequence length.
         block_kv: sizes B_c of the emulated kernel's tiles. (B_r cannot change a result.)
         distribution, seed: as of `inputs.draw`.
-        fmt: the format of every step of Flash, and of the Baselines.
+        fmt: the format of every step of Flash, and of the Baselines. pairs: those of PAIRS to compare.
 
     Returns:
-        rows: block_kv, kernel and against (of PAIRS), the fields of Deviation, tiles (how many K and V are cut into)
+        rows: block_kv, kernel and against (of pairs), the fields of Deviation, tiles (how many K and V are cut into)
         and rescales (how many of them raised a row's maximum, mean over rows).
 
     Raises:
@@ -97,14 +96,16 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
     fmt, flash = Format.of(fmt), kernels.get(setup.flash)
     in_fp64 = fmt.precision >= FP64.precision
     products = DOUBLE_DOUBLE if in_fp64 else EXACT
-    presets = Precision.uniform, Precision.materialized
-    uniform, materialized = (replace(preset(fmt), products=products) for preset in presets)
+    uniform, materialized = (replace(of(fmt), products=products) for of in (Precision.uniform, Precision.materialized))
     tensors = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
     q, k, v = (x.to("cpu" if in_fp64 else setup.device) for x in tensors)  # (1, heads, n, head_dim)
     problem = Problem(q, k, v, inputs=fmt if setup.golden_inputs == "rounded" else FP64)
-    golden, low = kernels.golden_pair(q, k, v, inputs=problem.inputs) if in_fp64 else (problem.golden, None)
-    outputs = {"baseline": problem.reference(materialized), "baseline_in_format": problem.reference(uniform)}
-    outputs["golden"] = golden
+    compute = {
+        "baseline": lambda: (problem.reference(materialized), None),
+        "baseline_in_format": lambda: (problem.reference(uniform), None),
+        "golden": lambda: kernels.golden_pair(q, k, v, inputs=problem.inputs) if in_fp64 else (problem.golden, None),
+    }
+    outputs = {name: compute[name]() for name in compute if any(name in pair for pair in pairs)}  # as high + low
     rows = []
     for keys in block_kv:
         tiling = Tiling(keys, keys)
@@ -117,10 +118,10 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
             raise ValueError(f"fmt: got {fmt}, {words}")
         else:
             o = flash(*(fmt(x).to(setup.device, fmt.dtype) for x in (q, k, v)))
-        outputs["flash"] = o.double().to(q.device)
+        outputs["flash"] = o.double().to(q.device), None
         counts = dict(tiles=-(-n // keys), rescales=problem.rescales(tiling, uniform))
-        for a, b in PAIRS:
-            differences = asdict(deviation(outputs[a], outputs[b], fmt, low if b == "golden" else None))
+        for a, b in pairs:
+            differences = asdict(deviation(outputs[a][0], outputs[b][0], fmt, outputs[b][1]))
             rows.append(dict(block_kv=keys, kernel=a, against=b) | differences | counts)
     return rows
 

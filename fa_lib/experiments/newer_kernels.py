@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
+from fa_lib.experiments.law import outputs
 from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
@@ -97,17 +98,18 @@ def options(
         ValueError: there is no such name or carry.
     """
     chosen = [lookup("name", name, OPTIONS | FP8) for name in names]
-    inputs = dict.fromkeys(FP64 if variant.key in FP8 else BF16 for variant in chosen)
     size = dict(heads=heads, head_dim=head_dim)
-    problems, rows = {fmt: Problem.drawn(distribution, seed, n, n, inputs=fmt, **size) for fmt in inputs}, []
-    for carry, variant in product(carries, chosen):
-        base = replace(Precision.kernel(BF16), **lookup("carry", carry, CARRIED))
+    problems, errors = {fmt: Problem.drawn(distribution, seed, n, n, inputs=fmt, **size) for fmt in (BF16, FP64)}, {}
+    bases = [replace(Precision.kernel(BF16), **lookup("carry", carry, CARRIED)) for carry in carries]
+    for variant in chosen:
         problem = loaded = problems[FP64 if variant.key in FP8 else BF16]
         if variant.key in FP8:
             loaded = Problem(*variant.loaded(problem.q, problem.k, problem.v, block_kv))
-        o = loaded.tiled(Tiling(64, block_kv), **variant.of(base))
-        rows.append(dict(carry=carry, name=variant.key) | problem.errors(o))
-    return rows
+        precisions = [replace(base, **variant.steps) for base in bases]
+        algorithm = replace(Algorithm("fa2"), **variant.algorithm)
+        for carry, o in zip(carries, outputs(loaded, Tiling(64, block_kv), precisions, algorithm)):
+            errors[carry, variant.key] = problem.errors(o)
+    return [dict(carry=carry, name=each.key) | errors[carry, each.key] for carry, each in product(carries, chosen)]
 
 
 def outliers(n: int, head_dim: int, seed: int, heads: int = 2, rows: int = 512) -> list[dict]:

@@ -24,11 +24,8 @@ def overflow(mean: float, amplitude: float, seed: int, *, n: int = 1407, rows: i
     """
     drawn = draw("uniform", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     problem, lost = Problem(*(mean + amplitude * (2 * x - 1) for x in drawn)), {}
-    for name, in_exponent in IN_EXPONENT.items():
+    for name, in_exponent in dict(unscaled=True, scaled=False).items():
         precision = replace(Precision.kernel(FP16), scores=FP16)
         o = problem.tiled(Tiling(128, 128), precision, Algorithm(scale_in_exponent=in_exponent))
         lost[name] = (~o.isfinite()).any(-1).double().mean().item()
     return lost | dict(largest=(FP16(problem.q) @ FP16(problem.k).mT).abs().max().item() / FP16.max)
-
-
-IN_EXPONENT = {"unscaled": True, "scaled": False}

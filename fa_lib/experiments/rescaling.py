@@ -48,13 +48,9 @@ def rescaling(
     problem, results = Problem(q, k, v, options=dict(mask=mask)), []
     kernel = Tiling(1, n // tiles), Precision.uniform(BF16)
     for maximum in MAXIMA:
-        order_of_steps = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
+        zero = (lambda S: torch.zeros_like(S[..., :1])) if maximum == "known" else None  # (rows, 1) of (rows, B_c)
+        order_of_steps = Algorithm(algorithm, maximum=zero)
         d = problem.deviation(problem.tiled(*kernel, order_of_steps))
         rescales = problem.rescales(*kernel) if maximum == "online" else 0.0
         results.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
     return results
-
-
-def zero(S: torch.Tensor) -> torch.Tensor:
-    """Return the maximum (rows, 1) of scores S (rows, B_c) from which each row's maximum was subtracted before: 0."""
-    return torch.zeros_like(S[..., :1])

@@ -32,10 +32,10 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         x: float64, any shape, with FP32 values, x <= 0 (the arguments of softmax); so is the result.
     """
     c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
-    y = FP32(x * LOG2_E)
+    y = FP32.round_(x * LOG2_E)
     f = y - torch.floor(y)  # exact
-    correction = FP32(f * FP32(f * FP32(f * c3 + c2) + c1) + c0)  # by fused multiply-adds: one rounding each
-    bits = FP32(FP32(y - correction) * 2.0**23 + 127 * 2.0**23)  # exponent and mantissa field of the result
+    correction = FP32.round_(f * FP32.round_(f * FP32.round_(f * c3 + c2) + c1) + c0)  # fused: one rounding each
+    bits = FP32.round_(FP32.round_(y - correction) * 2.0**23 + 127 * 2.0**23)  # exponent and mantissa field
     result = bits.clamp(0).nan_to_num(nan=0).to(torch.int32).view(torch.float32).double()
     return torch.where(x < _SMALLEST, 0.0, result)
 

@@ -126,7 +126,7 @@ class Scheme:
 
     def _elements(self, x: Tensor, scale: Tensor) -> Tensor:
         """Round x / scale to the grid of elements; 0 where the scale is 0."""
-        return self.element((x / scale).clamp(-self.element.max, self.element.max)).where(scale != 0, 0.0)
+        return self.element.round_((x / scale).clamp_(-self.element.max, self.element.max)).where(scale != 0, 0.0)
 
     def _rounded(self, x: Tensor, amax: Tensor) -> Tensor:
         """Quantise x with one scale for each amax, which broadcasts to x."""

@@ -143,8 +143,8 @@ def rounding(precision: Precision) -> Precision:
 
 def dropped(p: Precision, scores: Scores, P: Tensor, j: int) -> Tensor:
     """Apply dropout to P (rows, B_c) of the keys from j on, and round it to `p.probs`, as it enters the matrix product.
-    P is on the grid of `p.exponent`."""
-    return P if scores.keeps_all and p.probs == p.exponent else p.probs(scores.drop(P, j))
+    P is on the grid of `p.exponent`, and is overwritten."""
+    return P if scores.keeps_all and p.probs == p.exponent else p.probs.round_(scores.drop(P, j))
 
 
 def nonzero(x: Tensor) -> Tensor:

@@ -119,8 +119,8 @@ class Forward:
         (1, 1) or None. With splits, O is not rounded to the output's format."""
         p, how = self.p, self.how
         m = q_i.new_full((*q_i.shape[:-1], 1), -torch.inf)  # running row maximum (rows, 1)
-        l = torch.zeros_like(m)  # running row sum (rows, 1)
-        O = q_i.new_zeros(*q_i.shape[:-1], features)  # running output (rows, d_v)
+        l = p.row_sum(torch.zeros_like(m))  # running row sum (rows, 1)
+        O = p.accumulator(q_i.new_zeros(*q_i.shape[:-1], features))  # running output (rows, d_v)
         if sink is not None:
             m, l = p.maximum(p.scores(sink) / self.unit).expand_as(m), l + how.p_factor
         for j, k_j, v_j in some_tiles:
@@ -158,7 +158,7 @@ def fa1_tile(
     Args:
         p: a Precision.
         how: an Algorithm.
-        dropped: a function of P (rows, B_c) that applies dropout and rounds.
+        dropped: a function of P (rows, B_c) that applies dropout and rounds, and may overwrite P.
         S: (rows, B_c), overwritten.
         v: (B_c, d_v).
         m_tile: (rows, 1), the tile's row maxima.
@@ -195,19 +195,19 @@ def fa2_tile(
     P = exp_of(p, how)(p.exponent.round_(S.sub_(m_new)))
     P = p.exponent.round_(P if how.p_factor == 1 else P * how.p_factor)  # (rows, B_c)
     a = p.factors(p.products.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
-    return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
+    return m_new, *fa2_sums(p, how, p.row_sum(p.products.totals(P)), dropped(P), a, v, l, O)
 
 
 def fa2_sums(
-    p: Steps, how: Algorithm, dropped: Tensor, P: Tensor, a: Tensor, v: Tensor, l: Tensor, O: Tensor
+    p: Steps, how: Algorithm, total: Tensor, P: Tensor, a: Tensor, v: Tensor, l: Tensor, O: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Multiply l (rows, 1) and O (rows, d_v), which is overwritten, by a (rows, 1), and add a tile to them: P (rows,
-    B_c), and dropped (rows, B_c), P after dropout and rounding, times v (B_c, d_v)."""
-    l = p.row_sum(p.row_sum(a * l) + p.row_sum(p.products.totals(P)))
+    """Multiply l (rows, 1) and O (rows, d_v), which is overwritten, by a (rows, 1), and add a tile to them: its total
+    (rows, 1), the sum of P, and P (rows, B_c) after dropout and rounding, times v (B_c, d_v)."""
+    l = p.row_sum(p.row_sum(a * l) + total)
     O = p.accumulator.round_(O.mul_(a))  # (rows, head_dim)
     if how.accumulate_in_mma:
-        return l, p.accumulator.round_(p.products.matmul(dropped, v, O))
-    return l, p.accumulator.round_(O.add_(p.accumulator.round_(p.products.matmul(dropped, v))))
+        return l, p.accumulator.round_(p.products.matmul(P, v, O))
+    return l, p.accumulator.round_(O.add_(p.accumulator.round_(p.products.matmul(P, v))))
 
 
 def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ def folded_tile(
     shift = p.exponent(m_new * c - (how.p_exponent_offset or 0))  # (rows, 1)
     P = p.exponent.round_(how.exp2(p.exponent.round_(S.mul_(c).sub_(shift))))  # (rows, B_c); an FMA
     a = p.factors(torch.exp2(p.factors((m - m_new) * c)))  # (rows, 1)
-    return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
+    return m_new, *fa2_sums(p, how, p.row_sum(p.products.totals(P)), dropped(P), a, v, l, O)
 
 
 def times_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
@@ -259,8 +259,7 @@ def rescales(
         m = None if scores.sink is None else p.maximum(p.scores(scores.sink))
         count = q_i.new_zeros(*q_i.shape[:-1], 1)
         for j, k_j, _ in tiles(k, k, tiling.block_kv, scores):
-            S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
-            m_tile = p.maximum(S.amax(-1, keepdim=True))
+            m_tile = p.maximum(p.scores(scores(q_i, k_j, j).amax(-1, keepdim=True)))  # rounds the largest score alone
             if m is not None:
                 count += (m_tile > m) & (m > -torch.inf)
             m = m_tile if m is None else torch.maximum(m, m_tile)

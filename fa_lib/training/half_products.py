@@ -6,7 +6,7 @@ Torch's own code takes ten times as long for FP16 there, and three times for BF1
 
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -21,16 +21,13 @@ def slow(dtype: torch.dtype) -> bool:
     return dtype == torch.float16
 
 
-def half_products(dtype: torch.dtype, device: str) -> AbstractContextManager:
-    """Return `summed_in_fp32` of a dtype where it is faster than torch's own code on a device, else a context that
-    changes nothing."""
-    return summed_in_fp32(dtype) if device == "cpu" and slow(dtype) else nullcontext()
-
-
 @contextmanager
-def summed_in_fp32(dtype: torch.dtype) -> Iterator[None]:
-    """A context inside which this process sums matrix products and convolutions of a dtype's tensors on a CPU in FP32,
-    and rounds them once, in forward and backward passes."""
+def half_products(dtype: torch.dtype, device: str) -> Iterator[None]:
+    """A context inside which this process sums matrix products and convolutions of a dtype's tensors in FP32 and rounds
+    them once, in forward and backward passes; it changes nothing on a GPU, or where torch's own code is fast."""
+    if device != "cpu" or not slow(dtype):
+        yield
+        return
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():

@@ -25,9 +25,8 @@ class TextToImage(torch.nn.Module):
 
     def __init__(self, config: Config, kernel: Callable, seed: int):
         super().__init__()
-        # four seconds, which the notebooks that draw a recorded study need not wait
-        from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel
-        from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+        from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel  # takes four seconds,
+        from transformers import ByT5Tokenizer, T5Config, T5EncoderModel  # which recorded studies need not wait
 
         width = config.heads * config.head_dim
         with torch.random.fork_rng(devices=()):
