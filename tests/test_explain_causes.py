@@ -79,8 +79,19 @@ def second_chunk_too_far():
     return dict(q=turned(Q, at), k=turned(K, at), v=V, o=o, causal=True)
 
 
+def lost_strides():  # of k and v
+    memory = torch.cat([Q, K, V], 1).transpose(1, 2).flatten()
+    return (memory[at * D :][: Q.numel()].view(B, N, H, D).transpose(1, 2) for at in (H, 2 * H))
+
+
+def capped_by_itself():
+    S = (2 * Q).double() @ (2 * K).double().mT / 8
+    return S * (S / 4).tanh()
+
+
 of_all, of_q, of_kv = dict(q=Q, k=K, v=V), Q[:, :, -32:], dict(k=K[:, :2], v=V[:, :2])
 shifted = (torch.arange(N)[None] <= torch.arange(32)[:, None] + 64) & (torch.arange(N)[None] > 16)
+TRIANGLES = (torch.arange(N)[None] % 24) <= (torch.arange(N)[:, None] % 24)
 AT_FOUR = (torch.arange(N)[:, None] // 4 + 1) * 4
 LENGTHS = (torch.arange(N) < torch.tensor([60, 96, 77, 40])[:, None])[:, None, None].expand(-1, 1, N, -1)
 mask_of_heads = PADDING[:2].transpose(0, 1).repeat_interleave(2, 1)
@@ -111,6 +122,14 @@ CASES = {  # what is wrong -> the call, and what is said
     "the causal mask is inverted": (of_all | dict(o=attend(Q, K, V, ~CAUSAL), causal=True), "it shows the later keys "
         "alone."),
     "padding of queries and keys is seen": (of_all | dict(o=attend(Q, K, V), mask=LENGTHS), "without the mask."),
+    "views of one tensor lost their strides": (of_all | dict(o=attend(Q, *lost_strides())),
+        "attention of k and v, views of one packed tensor, read as if contiguous."),
+    "the cap is the score": (dict(q=2 * Q, k=2 * K, v=V, softcap=4.0, o=(capped_by_itself().softmax(-1)
+        @ V.double()).bfloat16()), "with scores times the tanh, where the softcap should be."),
+    "past blocks of a ring are triangles": (of_all | dict(o=attend(Q, K, V, CAUSAL & TRIANGLES), causal=True),
+        "with the causal mask inside each of 4 blocks of keys, past ones too"),
+    "a mask is of -10": (dict(q=2 * Q, k=2 * K, v=V, causal=True, o=((Q.double() @ K.double().mT / 2 - 10 * ~CAUSAL)
+        .softmax(-1) @ V.double()).bfloat16()), "with -10 added to the scores of keys that should be hidden."),
     "the cache has 4 bits": (of_all | dict(o=attend(Q, in_steps(K, 2), in_steps(V, 3))), "k and v in INT4 from least "
         "to largest, k by feature and v by key"),
 }  # fmt: skip

@@ -121,6 +121,25 @@ def _in_thirds(tensors):
     return tensors | dict(zip("qkv", torch.stack([q, k, v], 2).flatten(1, 2).chunk(3, 1)))
 
 
+def _in_one(call):
+    """Whether q, k and v may be heads of one tensor, (batch, sequence, heads of all three, head_dim)."""
+    return len({(x.shape[0], *x.shape[2:]) for x in (call.q, call.k, call.v)}) == 1
+
+
+def _strided(names):
+    """A layout of such a tensor, in which some of q, k and v are read as if they were contiguous."""
+
+    def read(tensors):
+        memory, first, found = torch.cat([tensors[name] for name in "qkv"], 1).transpose(1, 2).flatten(), 0, {}
+        for name in "qkv":
+            batch, heads, n, d = tensors[name].shape
+            found[name] = memory[first : first + batch * heads * n * d].view(batch, n, heads, d).transpose(1, 2)
+            first += heads * d
+        return tensors | {name: found[name] for name in names}
+
+    return read
+
+
 def _side_by_side(features):
     def apart(x):
         if x.shape[-1] % features:
@@ -155,6 +174,11 @@ def _normed(x, power):
     return (F.normalize(x.double(), dim=-1) * x.shape[-1] ** power).to(x.dtype)
 
 
+def _ring(keys, own, blocks):
+    size = max(keys.shape[1] // blocks, 1)
+    return (keys // size <= own // size) & (keys % size <= own % size)
+
+
 FAULT = True
 _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda mask: mask.dtype != torch.bool)
 _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
@@ -162,6 +186,7 @@ _of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
 LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
 TILES = (4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
 CHUNKS, LOST = (*(2**i for i in range(4, 14)),), 256  # keys of a chunk; so few are a tile
+RINGS = (2, 4, 8)  # blocks of keys
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -228,6 +253,10 @@ CONVENTIONS = (
     )),
     Convention("layout", "in_thirds", "of q, k and v that lie head by head in one tensor, which is split in thirds",
                FAULT, lambda call: call.q.shape == call.k.shape == call.v.shape, how=_in_thirds),
+    *(Convention("layout", f"{name}_of_packed", f"of {words}, views of one packed tensor, read as if contiguous", FAULT,
+                 _in_one, how=_strided(of)) for name, of, words in (
+        ("kv", "kv", "k and v"), ("inputs", "qkv", "q, k and v"),
+    )),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT, how=_of(name, lambda x: x.mT.reshape(x.shape)))
       for name in "qkv"),
@@ -282,6 +311,8 @@ CONVENTIONS = (
     Convention("softcap", "after_bias", "with the softcap of scores and the mask's numbers together", FAULT,
                lambda call: _has("softcap")(call) and _numbers(call)),
     Convention("softcap", "clipped", "with scores clipped at the softcap", FAULT, _has("softcap")),
+    Convention("softcap", "of_scores", "with scores times the tanh, where the softcap should be", FAULT,
+               _has("softcap")),
     Convention("softcap", "before_scale", "with the softcap before the scale", fits=_has("softcap")),
     Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
     Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
@@ -301,6 +332,9 @@ CONVENTIONS = (
                  + ", as if tiles before a row's own were lost" * (n <= LOST), n <= LOST,
                  lambda call, n=n: (call.k.shape[2] - call.q.shape[2]) // n < (call.k.shape[2] - 1) // n,
                  how=lambda rows, keys, own, n=n: (keys <= own) & (keys >= own // n * n)) for n in CHUNKS),
+    *(Convention("causal", f"ring_of_{n}", f"with the causal mask inside each of {n} blocks of keys, past ones too, as "
+                 "in a ring of devices", FAULT, lambda call, n=n: _has("causal")(call) and not call.k.shape[2] % n,
+                 how=lambda rows, keys, own, n=n: _ring(keys, own, n)) for n in RINGS),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
@@ -339,6 +373,7 @@ FITTED = {  # an aspect of a Dialect with a number -> what the output is then
     "scale": "with {:.4g} times its scale", "mask": "with {:.4g} times its mask",
     "softcap": "with scores capped at {:.4g}", "alibi": "with {:.4g} times ALiBi's slopes",
     "hidden": "with the score {:.4g} for keys that should be hidden",
+    "penalty": "with {:.4g} added to the scores of keys that should be hidden",
     "sinks": "whose sinks count {:.4g} times",
     "sink": "with one more score of {:.4g} without a value in every row, as {keys:.4g} keys of zeros make it",
 }  # fmt: skip

@@ -143,6 +143,8 @@ class Reader:
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
             _scale(options, dialect, q.shape[-1]), cap, places, shape, dialect,
         )  # fmt: skip
+        if dialect.penalty is not None:
+            rows = replace(rows, bias=rows.bias.where(rows.bias > -math.inf, dialect.penalty))
         return rows if dialect.hidden is None else with_hidden(rows, dialect.hidden)
 
     def _places(self, shape, over):

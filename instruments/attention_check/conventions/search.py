@@ -57,11 +57,11 @@ HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not 
 
 FACTOR = "factor"
 FAMILIES = (  # numbers that are fitted together, of fewer first
-    (FACTOR,), ("scale",), ("mask",), ("softcap",), ("sinks",), ("sink",), ("hidden",), ("alibi",),
-    ("scale", FACTOR), ("scale", "softcap"),
+    (FACTOR,), ("scale",), ("mask",), ("softcap",), ("sinks",), ("sink",), ("hidden",), ("penalty",),
+    ("alibi",), ("scale", FACTOR), ("scale", "softcap"),
 )  # fmt: skip
 SIGNED = ("mask", "alibi")  # whose number may be below 0
-ADDED = ("sink", "hidden")  # that are scores, and no factors
+ADDED = ("sink", "hidden", "penalty")  # that are scores, and no factors
 Rated = tuple[Dialect, float]  # a dialect, and its residual on the half of the values that it was not fitted to
 
 
@@ -219,7 +219,7 @@ class Sample:
             return 1.0 if has else None
         if aspect == "alibi":
             return None if mask is not None else 1.0
-        if aspect == "hidden":
+        if aspect in ("hidden", "penalty"):
             return 0.0 if rows.bias.isneginf().any() else None
         if aspect == "sinks":
             return 1.0 if self.reader.call.options.get("sinks") is not None else None

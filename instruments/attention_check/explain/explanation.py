@@ -33,8 +33,8 @@ SUSPECTS = 256  # rows of a head, at most, that are looked at again
 ONE_CAST = RMS * E4M3.unit_roundoff  # relative root mean square: of values that are rounded once, to 8 bits
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
-GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "hidden", "sink", "sinks", "softmax", "factor"}  # aspects in
-# which a dialect may be near to another one, so that being near is no evidence
+# aspects in which a dialect may be near to another one, so that being near is no evidence
+GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "hidden", "penalty", "sink", "sinks", "softmax", "factor"}
 MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
 ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of these, that must be found
 AT_LARGEST = 0.03  # of the largest number, that rows which overflow and others may be beside it
@@ -120,11 +120,11 @@ def explanation(call: CapturedCall) -> Explanation:
 
 
 def _of_part(call: CapturedCall, *at: Tensor) -> Explanation | None:
-    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found, or the part
-    has few values, which fit anything."""
-    if math.prod(map(len, at)) * call.v.shape[-1] < FEWEST:
-        return None
+    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found, it is right
+    as believed, or it has few values, which fit anything."""
     case = Case(replace(call, at=at))
+    if math.prod(map(len, at)) * call.v.shape[-1] < FEWEST or case.believed and case.believed.is_rounding:
+        return None
     return next((answer for each in CANDIDATES if each.of_parts and (answer := each.of(case))), None)
 
 
@@ -270,6 +270,8 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
     """In the first dialect in which the sampled rows are right, and all others like them."""
     for dialect in dialects:
         numbers = Distance.of(case.call, dialect)
+        if dialect.changes() and case.believed and numbers.is_same(case.believed):
+            continue
         if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and case.counts(numbers):
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
