@@ -27,7 +27,8 @@ class Convention:
         fault: nobody means it so.
         fits: an CapturedCall -> whether it is another answer than what the caller believes.
         selects: library -> how to have it, or how to have what the caller believes.
-        how: computes it. Of a scale: (as believed, head_dim) -> the scale. Of a causal mask: (rows, keys, the key that
+        how: computes it. Of a scale: (as believed, head_dim, features of q
+            up to the last that is not 0) -> the scale. Of a causal mask: (rows, keys, the key that
             aligns with each row) -> the keys that are seen, (rows, n_kv). Of a layout: tensors by the names q, k, v, o
             -> the same as (batch, heads, sequence, head_dim). Of roles: q, k, v -> q, k, v in their places. The other
             aspects are read in `reading`, `rope` and `attention`.
@@ -162,6 +163,12 @@ def _flat_output(turned):
     return apart
 
 
+def filled(q):
+    """Features of q up to the last that is not 0, as of a head that was padded."""
+    at = (q != 0).flatten(0, -2).any(0).nonzero()
+    return int(at.max()) + 1 if len(at) else q.shape[-1]
+
+
 def _alone(q, features):
     """q, with 0 in all other features."""
     part = torch.zeros_like(q)
@@ -267,14 +274,20 @@ CONVENTIONS = (
     *(Convention("layout", f"{FLAT}{features}", f"of heads of {features} features side by side in the last dimension",
                  fits=_flat(features), selects=SIDE_BY_SIDE, how=_side_by_side(features)) for features in HEAD_DIMS),
     Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE,
-               how=lambda own, d: d**-0.5),
-    Convention("scale", "one", "with the scale 1", selects=SCALE, how=lambda own, d: 1.0),
-    Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE, how=lambda own, d: 1 / d),
-    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale, how=lambda own, d: own**2),
-    Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT, how=lambda own, d: d**0.5),
+               how=lambda own, d, filled: d**-0.5),
+    Convention("scale", "one", "with the scale 1", selects=SCALE, how=lambda own, d, filled: 1.0),
+    Convention("scale", "unpadded", "with the scale 1 / sqrt(head_dim), without the features of 0 at its end",
+               fits=lambda call: filled(call.q) < call.q.shape[-1], selects=SCALE,
+               how=lambda own, d, filled: filled**-0.5),
+    Convention("scale", "zero", "with scores of 0: equal weights for all keys that a row sees", FAULT,
+               how=lambda own, d, filled: 0.0),
+    Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE, how=lambda own, d, filled: 1 / d),
+    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale,
+               how=lambda own, d, filled: own**2),
+    Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT, how=lambda own, d, filled: d**0.5),
     Convention("scale", "log2_e", "with powers of e of scores scaled for powers of 2 (times log2 e)", FAULT,
-               how=lambda own, d: own / math.log(2)),
-    Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT, how=lambda own, d: own * math.log(2)),
+               how=lambda own, d, filled: own / math.log(2)),
+    Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT, how=lambda own, d, filled: own * math.log(2)),
     Convention("mask", "ignored", "without the mask", FAULT, lambda call: _has("mask")(call) and not call.starts),
     Convention("mask", "together", "whose sequences see each other, as without cu_seqlens", FAULT,
                lambda call: bool(call.starts)),
@@ -315,8 +328,10 @@ CONVENTIONS = (
                _has("softcap")),
     Convention("softcap", "before_scale", "with the softcap before the scale", fits=_has("softcap")),
     Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
-    Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
-    Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT),
+    Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted",
+               fits=lambda call: not _numbers(call)),
+    Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT,
+               lambda call: not _numbers(call)),
     Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT,
                lambda call: call.q.shape[2] > 1, how=lambda rows, keys, own: keys < own),
     Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, Unfit, with_hidden
-from attention_check.conventions.conventions import BY_CHOICE
+from attention_check.conventions.conventions import BY_CHOICE, filled
 from attention_check.conventions.low_bits import OF_P, baseline_of, precision_of
 from attention_check.conventions.rope import ROPE, rotated
 from attention_check.tolerance import BLOCK
@@ -141,7 +141,7 @@ class Reader:
             sinks = torch.logaddexp(sinks, torch.full_like(sinks, more))
         rows = Rows(
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
-            _scale(options, dialect, q.shape[-1]), cap, places, shape, dialect,
+            _scale(options, dialect, q), cap, places, shape, dialect,
         )  # fmt: skip
         if dialect.penalty is not None:
             rows = replace(rows, bias=rows.bias.where(rows.bias > -math.inf, dialect.penalty))
@@ -199,12 +199,12 @@ def as_read(x: Tensor, name: str, layout: str) -> Tensor:
     return BY_CHOICE["layout", layout].how({name: x})[name] if layout else x
 
 
-def _scale(options, dialect, d):
-    d = max(d, 1)  # without any feature all scores are 0, whatever the scale
+def _scale(options, dialect, q):
+    d = max(q.shape[-1], 1)  # without any feature all scores are 0, whatever the scale
     believed = options.get("scale") or d**-0.5
     if isinstance(dialect.scale, float):
         return dialect.scale * believed
-    return BY_CHOICE["scale", dialect.scale].how(believed, d) if dialect.scale else believed
+    return BY_CHOICE["scale", dialect.scale].how(believed, d, filled(q)) if dialect.scale else believed
 
 
 def _added(options, reading, places, shape):

@@ -46,6 +46,7 @@ INT8_BLOCKS = {  # as SageAttention has them: a format's name -> queries and key
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {  # as caches hold k and v; of floats without a scale, or one of 1
     "Q8_0": q8_0, "Q4_0": q4_0, "INT8": partial(by_row, most=127), "INT4": partial(by_row, most=7),
     **{f"{low.name} without a scale": low for low in (E4M3, E5M2)},
+    "INT8 without a scale": lambda x: x.round().clamp(-128, 127),
 }  # fmt: skip
 Computed = tuple[str, str, int, Callable[[], Tensor]]  # a key of mistakes.ROUNDINGS, a format, tiles, and what gives
 # the rows as they are then, before the next one is asked for
