@@ -85,11 +85,11 @@ def _triangle(offset):
 
 def _flat(features):
     """Whether the last dimension may hold several heads of so many features: the tensors have one head, or one entry
-    (three dimensions, whose first was read as heads) and a last dimension beyond LARGEST_HEAD."""
+    (three dimensions, whose first was read as heads) and a last dimension of LARGEST_HEAD or more."""
 
     def fits(call):
         batch, heads, _, d = call.q.shape
-        return (heads == 1 or batch == 1 and d > LARGEST_HEAD) and d > features and d % features == 0
+        return (heads == 1 or batch == 1 and d >= LARGEST_HEAD) and d > features and d % features == 0
 
     return fits
 
@@ -190,7 +190,7 @@ FAULT = True
 _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda mask: mask.dtype != torch.bool)
 _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
 _of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
-LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
+LARGEST_HEAD = 128  # features; in three dimensions a last one that is as large may be that of several heads
 TILES = (4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
 CHUNKS, LOST = (*(2**i for i in range(4, 14)),), 256  # keys of a chunk; so few are a tile
 RINGS = (2, 4, 8)  # blocks of keys
@@ -234,7 +234,7 @@ PACKED = {  # of CapturedCall.masks
 CONVENTIONS = (
     Convention("causal", "none", "without the causal mask: rows see later keys", FAULT, _has("causal"),
                how=lambda rows, keys, own: keys >= 0),
-    Convention("causal", "top_left", "with its causal mask aligned top-left", fits=_top_left, selects=ALIGNED,
+    Convention("causal", "top_left", "with a causal mask aligned top-left", fits=_top_left, selects=ALIGNED,
                how=lambda rows, keys, own: keys <= rows),
     Convention("causal", "bottom_right", "with a causal mask", fits=_lacks("causal"), selects=ALIGNED,
                how=lambda rows, keys, own: keys <= own),
@@ -321,8 +321,8 @@ CONVENTIONS = (
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
     Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,
                _has("softcap")),
-    Convention("softcap", "after_bias", "with the softcap of scores and the mask's numbers together", FAULT,
-               lambda call: _has("softcap")(call) and _numbers(call)),
+    Convention("softcap", "after_bias", "with the softcap of scores and the mask's numbers together",
+               fits=lambda call: _has("softcap")(call) and _numbers(call)),
     Convention("softcap", "clipped", "with scores clipped at the softcap", FAULT, _has("softcap")),
     Convention("softcap", "of_scores", "with scores times the tanh, where the softcap should be", FAULT,
                _has("softcap")),

@@ -22,6 +22,7 @@ ENOUGH = 2.0  # times Baseline's residual: rounding, where nothing more is looke
 UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
+HIDES = -6e4  # a number of a mask, as FP16's least, that hides a key
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
 
 
@@ -269,7 +270,9 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         return mask.double()
     if choice in ("inverted", "hidden"):  # of numbers what is not 0 is hidden
         return _hiding(mask != 0)
-    return _hiding(mask == 0) if mask.dtype == torch.bool or choice == "truth" else mask.double()
+    if mask.dtype == torch.bool or choice == "truth":
+        return _hiding(mask == 0)
+    return mask.double().masked_fill(mask <= HIDES, -math.inf)
 
 
 def _hiding(hidden):

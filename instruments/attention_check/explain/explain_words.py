@@ -133,7 +133,8 @@ def _beside(found):
     if right:
         names, verb = ", ".join(each.name for each in right), "is" if len(right) == 1 else "are"
         of = f" for {what(found.dialect)}" if found.dialect else ""
-        text = f"{names} {verb} right{of}, as exact as {found.fmt} allows."
+        near = "as near as plain attention that rounds S and P to {}" if any(each.times > 1 for each in right) else ""
+        text = f"{names} {verb} right{of}, {(near or 'as exact as {} allows').format(found.fmt)}."
         yield Verdict.ROUNDING, [text, *dict.fromkeys(line for each in right for line in _coverage(each))]
     unnamed = {each.name for each in found.others if each.verdict == Verdict.BUG and not each.change}
     is_dS = unnamed >= {"dq", "dk"} and "dv" in [each.name for each in right]
@@ -170,8 +171,8 @@ def _other(each, found):
     if each.verdict == Verdict.PRECISION:
         return f"in coarser arithmetic: {off}"
     if known:
-        foreign = ", with values of no relation, as of memory that nobody wrote" if each.residual > FOREIGN else ""
-        return f"wrong in {where}{foreign}: {off}"
+        foreign = ", with values of no relation, as of memory that nobody wrote"
+        return f"wrong in {where}{foreign * (FOREIGN < each.residual < math.inf)}: {off}"
     return f"not that of {what(found.dialect)}: {off}"
 
 
@@ -275,6 +276,8 @@ def _elsewhere(found):
 def _overflow(found):
     if found.overflow:
         yield f"In each of them, and in no other, {OVERFLOWS[found.overflow]}: an overflow."
+    elif found.hides == "nan":
+        yield "k or v is not finite at keys that these rows do not see: 0 times NaN is NaN."
     elif found.hides:
         yield "No overflow separates them. Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
 

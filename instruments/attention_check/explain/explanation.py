@@ -97,9 +97,7 @@ class Case:
         wrong = _rows_over_bound(numbers)
         if not wrong.any():
             return self.explained(numbers, verdict, True, arithmetic=arithmetic)
-        is_first = verdict == Verdict.ROUNDING and self.call.at is None  # else `rows_of_zero` was asked before
-        found = is_first and rows_of_zero(self, numbers) or _wrong_part(self, numbers, wrong)
-        return found or self.explained(numbers, of_all=True, where=_located(wrong, numbers))
+        return _wrong_part(self, numbers, wrong) or self.explained(numbers, of_all=True, where=_located(wrong, numbers))
 
 
 def explanation(call: CapturedCall) -> Explanation:
@@ -427,7 +425,7 @@ class Candidate(NamedTuple):
 
 
 CANDIDATES = (
-    Candidate(of_eight_bits, in_any_shape=True), Candidate(as_believed), Candidate(rows_of_zero),
+    Candidate(of_eight_bits, in_any_shape=True), Candidate(rows_of_zero), Candidate(as_believed),
     Candidate(of_one_number, in_any_shape=True), Candidate(in_another_dialect, of_parts=True, in_any_shape=True),
     Candidate(in_other_bits), Candidate(not_finite, in_any_shape=True),
     Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(features_of_zero), Candidate(rows_elsewhere),
@@ -442,10 +440,11 @@ def _not_finite(case: Case, numbers: Distance) -> Explanation:
     found = numbers.scan
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    bad, sizes, hides = wrong[..., 0].flatten(), [], False
+    bad, sizes, hides = wrong[..., 0].flatten(), [], ""
     for each in parts(case.call, numbers.rows, found.places):
         sizes.append([largest(each).nan_to_num(0.0).flatten() / LARGEST[name] for name, largest in OVERFLOWS.items()])
-        hides = hides or bool(each.bias.isneginf().any())
+        hides = hides or "keys" * bool(each.bias.isneginf().any())
+    hides = hides if case.call.k.isfinite().all() and case.call.v.isfinite().all() else "nan"
     overflow = next((name for name, x in zip(OVERFLOWS, map(torch.cat, zip(*sizes))) if _overflows(x, bad)), "")
     counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
     return case.explained(numbers, of_all=True, where=where, overflow=overflow, hides=hides, **counts)

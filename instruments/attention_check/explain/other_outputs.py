@@ -48,6 +48,7 @@ OFF = 0.01  # of a factor from 1, and from 0, that is named
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
 FEWEST = 16  # numbers of a gradient, at least, that one factor is read off
 COUNTS = 1e4  # a log-sum-exp nearer to 0, of a row that sees no key, counts in a merge
+NOTHING_HIDDEN = dict(causal="none", mask="ignored", window="ignored")
 PARTS_OF_HEADS = 16, 32, 64, 128  # features that a kernel takes at a time, and which may be all that it takes
 
 
@@ -271,8 +272,10 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
         add("dO_in_memory_order", gradients(rows, memory[entries][:, at].double().cpu(), dlse))
-    for each in right.choices[: int(4 * PRODUCTS / max(right.cost, 1))]:
-        dialect = changed(right.dialect, each.aspect, each.choice)
+    others = [changed(right.dialect, each.aspect, each.choice) for each in right.choices]
+    hiding = {name: choice for name, choice in NOTHING_HIDDEN.items() if right.call.options.get(name) is not None}
+    others.insert(0, replace(right.dialect, **hiding))
+    for dialect in others[: int(4 * PRODUCTS / max(right.cost, 1))]:
         try:
             other = Group.of(right.call, dialect, int(entries[0]), group.kv_head)
         except Unfit:

@@ -130,7 +130,7 @@ class Explanation:
             were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one
             that is wrong.
         overflow: what of `explanation.OVERFLOWS` is too large in the rows that are not finite alone; "" if nothing is.
-            hides: whether some keys are hidden.
+            hides: "keys" where some are hidden, "nan" where what they hold is not finite.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many. scale: of the scores, in the dialect.
@@ -161,7 +161,7 @@ class Explanation:
     bits_of_all: bool = False
     sequence: int | None = None
     overflow: str = ""
-    hides: bool = False
+    hides: str = ""
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
