@@ -53,6 +53,12 @@ def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):
     assert message in done.stderr and done.stdout == "", done.output
 
 
+def test_a_pipe_that_nobody_reads_further_is_no_error():
+    words = f"{sys.executable} -m fa_lib dev claims | sleep 0; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
 def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):
     def interrupted(*words):
         raise KeyboardInterrupt

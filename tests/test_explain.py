@@ -109,7 +109,7 @@ VERDICTS = {
     Verdict.ROUNDING: ("right", "eager"), Verdict.PRECISION: ("BF16 execution",),
     Verdict.CONVENTION: (
         "layout of the output", "key heads interleaved", "ALiBi", "ALiBi of six heads",
-        "a window", "another window", "a window to both sides", "heads side by side", "fewer key heads side by side"),
+        "a window", "a window to both sides", "heads side by side", "fewer key heads side by side"),
 }  # fmt: skip
 DIALECTS = {
     "layout of the output": dict(layout="o_bshd"), "key heads interleaved": dict(heads="interleaved"),

@@ -79,8 +79,34 @@ def second_chunk_too_far():
     return dict(q=turned(Q, at), k=turned(K, at), v=V, o=o, causal=True)
 
 
+def lost_strides():  # of k and v
+    memory = torch.cat([Q, K, V], 1).transpose(1, 2).flatten()
+    return (memory[at * D :][: Q.numel()].view(B, N, H, D).transpose(1, 2) for at in (H, 2 * H))
+
+
+def capped_by_itself():
+    S = (2 * Q).double() @ (2 * K).double().mT / 8
+    return S * (S / 4).tanh()
+
+
+def massive():  # one feature of k is 1,500, and some rows' scores are far below 0
+    q, k, v = drawn(1, 7, N, 128), drawn(1, 1, N, 128, seed=1), drawn(1, 1, N, 128, seed=2)
+    k[..., 17] += 1500
+    q[:, 3, 20::2, 17] -= 60
+    o = attend(q, k, v, CAUSAL)
+    o[:, 3, 20::2] = 0
+    return dict(q=q, k=k, v=v, o=o, causal=True)
+
+
+def begun_late():
+    sinks, seen = torch.arange(4.0), CAUSAL & (torch.arange(N) >= 40)
+    o = fa_lib.kernels.golden(Q[:, :, 40:], K, V, mask=seen[40:], sinks=sinks, inputs="BF16").bfloat16()
+    return dict(q=Q[:, :, 40:], k=K, v=V, o=o, causal=True, sinks=sinks)
+
+
 of_all, of_q, of_kv = dict(q=Q, k=K, v=V), Q[:, :, -32:], dict(k=K[:, :2], v=V[:, :2])
 shifted = (torch.arange(N)[None] <= torch.arange(32)[:, None] + 64) & (torch.arange(N)[None] > 16)
+TRIANGLES = (torch.arange(N)[None] % 24) <= (torch.arange(N)[:, None] % 24)
 AT_FOUR = (torch.arange(N)[:, None] // 4 + 1) * 4
 LENGTHS = (torch.arange(N) < torch.tensor([60, 96, 77, 40])[:, None])[:, None, None].expand(-1, 1, N, -1)
 mask_of_heads = PADDING[:2].transpose(0, 1).repeat_interleave(2, 1)
@@ -111,6 +137,17 @@ CASES = {  # what is wrong -> the call, and what is said
     "the causal mask is inverted": (of_all | dict(o=attend(Q, K, V, ~CAUSAL), causal=True), "it shows the later keys "
         "alone."),
     "padding of queries and keys is seen": (of_all | dict(o=attend(Q, K, V), mask=LENGTHS), "without the mask."),
+    "views of one tensor lost their strides": (of_all | dict(o=attend(Q, *lost_strides())),
+        "attention of k and v, views of one packed tensor, read as if contiguous."),
+    "the cap is the score": (dict(q=2 * Q, k=2 * K, v=V, softcap=4.0, o=(capped_by_itself().softmax(-1)
+        @ V.double()).bfloat16()), "with scores times the tanh, where the softcap should be."),
+    "past blocks of a ring are triangles": (of_all | dict(o=attend(Q, K, V, CAUSAL & TRIANGLES), causal=True),
+        "with the causal mask inside each of 4 blocks of keys, past ones too"),
+    "a mask is of -10": (dict(q=2 * Q, k=2 * K, v=V, causal=True, o=((Q.double() @ K.double().mT / 2 - 10 * ~CAUSAL)
+        .softmax(-1) @ V.double()).bfloat16()), "with -10 added to the scores of keys that should be hidden."),
+    "rows of large scores are 0": (massive(), "0 in head 3 (6% of the rows), which see keys"),
+    "the loop begins at a later key": (begun_late(), "attention of keys 40 to 95 alone."),
+    "scores are swallowed": (of_all | dict(o=attend(0 * Q, K, V, CAUSAL), causal=True), "equal weights for all keys"),
     "the cache has 4 bits": (of_all | dict(o=attend(Q, in_steps(K, 2), in_steps(V, 3))), "k and v in INT4 from least "
         "to largest, k by feature and v by key"),
 }  # fmt: skip
@@ -129,7 +166,9 @@ def test_a_log_sum_exp_of_rows_without_keys_and_in_two_bases():
     found = fa_lib.explain(Q, K, V, RIGHT, causal=True, lse=m + (lse - m) / math.log(2))
     assert "lse is right, had it the natural logarithm of the sum of exp(score - largest)" in f"{found}"
     smoothed = (S - (Q.double() @ K.double().mT / 8).mean(-1, keepdim=True)).logsumexp(-1)
-    for wrong, said in ((lse * math.log(2), "times ln 2"), (smoothed, "k less its mean over keys")):
+    turned = lse.transpose(0, 1).reshape(lse.shape)
+    for wrong, said in ((lse * math.log(2), "times ln 2"), (smoothed, "k less its mean over keys"),
+                        (turned, "its axes have another order")):  # fmt: skip
         assert said in f"{fa_lib.explain(Q, K, V, RIGHT, causal=True, lse=wrong)}"
     seen = CAUSAL & (torch.arange(N) >= 8)
     lse = S.masked_fill(~seen, -math.inf).logsumexp(-1)
@@ -137,6 +176,30 @@ def test_a_log_sum_exp_of_rows_without_keys_and_in_two_bases():
         lse = lse.masked_fill(lse.abs() == math.inf, value)
         (found,) = fa_lib.explain(Q, K, V, attend(Q, K, V, seen), mask=seen, lse=lse).others
         assert found.verdict == verdict
+
+
+def test_the_scale_of_a_padded_head_is_a_convention():
+    q, k = (torch.cat([x, torch.zeros_like(x)], -1) for x in (Q, K))
+    found = fa_lib.explain(q, k, V, attend(Q, K, V))
+    assert found.verdict == Verdict.CONVENTION and found.dialect == dict(scale="unpadded")
+
+
+def test_nan_of_hidden_keys_is_told_from_an_overflow():
+    v = V.clone()
+    v[:, :, -1] = math.nan
+    o = torch.where(CAUSAL[:, -1:], math.nan, attend(Q, K, V, CAUSAL))
+    o[:, :, 7] = math.nan
+    assert "k or v is not finite at keys that these rows do not see" in f"{fa_lib.explain(Q, K, v, o, causal=True)}"
+
+
+def test_gradients_of_ones_and_of_a_call_that_hides_nothing():
+    q, k, v = (x[:1].double().requires_grad_() for x in (Q, K, V))
+    for mask, dO, said in ((CAUSAL, torch.ones_like(Q[:1]), "for a dO of ones"), (None, 2 * Q[:1], "see later keys")):
+        S = (q @ k.mT / 8).masked_fill(torch.zeros(N, N) > 0 if mask is None else ~mask, -math.inf)
+        dq, dk, dv = (x.bfloat16() for x in torch.autograd.grad(S.softmax(-1) @ v, (q, k, v), dO.double()))
+        found = fa_lib.explain(Q[:1], K[:1], V[:1], RIGHT[:1], causal=True, dO=2 * Q[:1], dq=dq, dk=dk, dv=dv)
+        assert all(said in line for line in f"{found}".splitlines() if line.startswith("BUG: d")), f"{found}"
+        assert f"{found}".count(said) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -39,6 +39,9 @@ def exit_on_error(old: Path | None = None, kept: str = "nothing is kept") -> Ite
         if error.name not in extras:
             raise
         _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
+    except BrokenPipeError:  # as of `fa-lib explain call.npz | head -1`: whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left when it ends
+        raise typer.Exit(128 + signal.SIGPIPE) from None
     except (ValueError, OSError, RuntimeError) as error:
         _end(str(error))
     except KeyboardInterrupt:

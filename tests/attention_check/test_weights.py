@@ -71,7 +71,7 @@ FAULTS = {  # what is wrong -> a kernel, and what is said
     "pages": (kernel(columns=swapped), "in place of the values of keys 16 to 31 it reads those of keys 48 to 63"),
     "heads": (kernel(share=lambda x: x.repeat(1, HEADS // KV_HEADS, 1, 1)),
               "attention with query head h sharing key head h modulo their number."),
-    "alignment": (kernel(top_left=True), "attention with its causal mask aligned top-left."),
+    "alignment": (kernel(top_left=True), "attention with a causal mask aligned top-left."),
     "a window and a scale": (kernel(left=20, scale=0.2), "Row 46 sees keys 58 to 78; expected keys 0 to 78."),
     "of both": (kernel(left=20, scale=0.2), "With these keys the kernel's output is attention with 1.131 times"),
 }  # fmt: skip

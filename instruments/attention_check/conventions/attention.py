@@ -28,7 +28,7 @@ class Dialect:
             may be a number, how often they count, or for each head, the head whose sink it has.
         softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
         sink: one more score of every row, without a value; None is none. exp(sink) keys of zeros make the same.
-        hidden: the score that keys have which should be hidden; None is -inf.
+        hidden: the score that keys have which should be hidden; None is -inf. penalty: what is added to their scores.
         factor: the output is so many times attention's.
     """
 
@@ -46,6 +46,7 @@ class Dialect:
     keys: tuple[int, int] | None = None
     sink: float | None = None
     hidden: float | None = None
+    penalty: float | None = None
     factor: float = 1.0
 
     def changes(self) -> dict[str, Any]:
@@ -55,8 +56,13 @@ class Dialect:
     @property
     def is_standard(self) -> bool:
         """Whether an ordinary kernel computes this dialect from its options: the softmax is over keys and divided by
-        its sum, and the softcap comes after the scale and before the mask. A factor does not count."""
-        return self.softmax in ("", "plus_one") and (isinstance(self.softcap, float) or self.softcap in ("", "ignored"))
+        its sum, the softcap comes after the scale and before the mask, and scores are not 0. A factor does not
+        count."""
+        return (
+            self.softmax in ("", "plus_one")
+            and self.scale != "zero"
+            and (isinstance(self.softcap, float) or self.softcap in ("", "ignored"))
+        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,8 @@ def scores(rows: Rows) -> Tensor:
     if rows.dialect.softcap == "after_bias" and cap:
         hidden = rows.bias == -math.inf
         return capped(S * rows.scale + rows.bias.masked_fill(hidden, 0.0), cap).masked_fill(hidden, -math.inf)
+    if rows.dialect.softcap == "of_scores" and cap:
+        return S * rows.scale * torch.tanh(S * rows.scale / cap) + rows.bias
     if rows.dialect.softcap == "clipped" and cap:
         return (S * rows.scale).clamp(-cap, cap) + rows.bias
     return capped(S * rows.scale, cap) + rows.bias

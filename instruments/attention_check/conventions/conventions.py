@@ -27,7 +27,8 @@ class Convention:
         fault: nobody means it so.
         fits: an CapturedCall -> whether it is another answer than what the caller believes.
         selects: library -> how to have it, or how to have what the caller believes.
-        how: computes it. Of a scale: (as believed, head_dim) -> the scale. Of a causal mask: (rows, keys, the key that
+        how: computes it. Of a scale: (as believed, head_dim, features of q
+            up to the last that is not 0) -> the scale. Of a causal mask: (rows, keys, the key that
             aligns with each row) -> the keys that are seen, (rows, n_kv). Of a layout: tensors by the names q, k, v, o
             -> the same as (batch, heads, sequence, head_dim). Of roles: q, k, v -> q, k, v in their places. The other
             aspects are read in `reading`, `rope` and `attention`.
@@ -84,11 +85,11 @@ def _triangle(offset):
 
 def _flat(features):
     """Whether the last dimension may hold several heads of so many features: the tensors have one head, or one entry
-    (three dimensions, whose first was read as heads) and a last dimension beyond LARGEST_HEAD."""
+    (three dimensions, whose first was read as heads) and a last dimension of LARGEST_HEAD or more."""
 
     def fits(call):
         batch, heads, _, d = call.q.shape
-        return (heads == 1 or batch == 1 and d > LARGEST_HEAD) and d > features and d % features == 0
+        return (heads == 1 or batch == 1 and d >= LARGEST_HEAD) and d > features and d % features == 0
 
     return fits
 
@@ -121,6 +122,25 @@ def _in_thirds(tensors):
     return tensors | dict(zip("qkv", torch.stack([q, k, v], 2).flatten(1, 2).chunk(3, 1)))
 
 
+def _in_one(call):
+    """Whether q, k and v may be heads of one tensor, (batch, sequence, heads of all three, head_dim)."""
+    return len({(x.shape[0], *x.shape[2:]) for x in (call.q, call.k, call.v)}) == 1
+
+
+def _strided(names):
+    """A layout of such a tensor, in which some of q, k and v are read as if they were contiguous."""
+
+    def read(tensors):
+        memory, first, found = torch.cat([tensors[name] for name in "qkv"], 1).transpose(1, 2).flatten(), 0, {}
+        for name in "qkv":
+            batch, heads, n, d = tensors[name].shape
+            found[name] = memory[first : first + batch * heads * n * d].view(batch, n, heads, d).transpose(1, 2)
+            first += heads * d
+        return tensors | {name: found[name] for name in names}
+
+    return read
+
+
 def _side_by_side(features):
     def apart(x):
         if x.shape[-1] % features:
@@ -143,6 +163,12 @@ def _flat_output(turned):
     return apart
 
 
+def filled(q):
+    """Features of q up to the last that is not 0, as of a head that was padded."""
+    at = (q != 0).flatten(0, -2).any(0).nonzero()
+    return int(at.max()) + 1 if len(at) else q.shape[-1]
+
+
 def _alone(q, features):
     """q, with 0 in all other features."""
     part = torch.zeros_like(q)
@@ -155,13 +181,19 @@ def _normed(x, power):
     return (F.normalize(x.double(), dim=-1) * x.shape[-1] ** power).to(x.dtype)
 
 
+def _ring(keys, own, blocks):
+    size = max(keys.shape[1] // blocks, 1)
+    return (keys // size <= own // size) & (keys % size <= own % size)
+
+
 FAULT = True
 _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda mask: mask.dtype != torch.bool)
 _of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
 _of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
-LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
+LARGEST_HEAD = 128  # features; in three dimensions a last one that is as large may be that of several heads
 TILES = (4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
 CHUNKS, LOST = (*(2**i for i in range(4, 14)),), 256  # keys of a chunk; so few are a tile
+RINGS = (2, 4, 8)  # blocks of keys
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -202,7 +234,7 @@ PACKED = {  # of CapturedCall.masks
 CONVENTIONS = (
     Convention("causal", "none", "without the causal mask: rows see later keys", FAULT, _has("causal"),
                how=lambda rows, keys, own: keys >= 0),
-    Convention("causal", "top_left", "with its causal mask aligned top-left", fits=_top_left, selects=ALIGNED,
+    Convention("causal", "top_left", "with a causal mask aligned top-left", fits=_top_left, selects=ALIGNED,
                how=lambda rows, keys, own: keys <= rows),
     Convention("causal", "bottom_right", "with a causal mask", fits=_lacks("causal"), selects=ALIGNED,
                how=lambda rows, keys, own: keys <= own),
@@ -228,6 +260,10 @@ CONVENTIONS = (
     )),
     Convention("layout", "in_thirds", "of q, k and v that lie head by head in one tensor, which is split in thirds",
                FAULT, lambda call: call.q.shape == call.k.shape == call.v.shape, how=_in_thirds),
+    *(Convention("layout", f"{name}_of_packed", f"of {words}, views of one packed tensor, read as if contiguous", FAULT,
+                 _in_one, how=_strided(of)) for name, of, words in (
+        ("kv", "kv", "k and v"), ("inputs", "qkv", "q, k and v"),
+    )),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT, how=_of(name, lambda x: x.mT.reshape(x.shape)))
       for name in "qkv"),
@@ -238,14 +274,20 @@ CONVENTIONS = (
     *(Convention("layout", f"{FLAT}{features}", f"of heads of {features} features side by side in the last dimension",
                  fits=_flat(features), selects=SIDE_BY_SIDE, how=_side_by_side(features)) for features in HEAD_DIMS),
     Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE,
-               how=lambda own, d: d**-0.5),
-    Convention("scale", "one", "with the scale 1", selects=SCALE, how=lambda own, d: 1.0),
-    Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE, how=lambda own, d: 1 / d),
-    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale, how=lambda own, d: own**2),
-    Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT, how=lambda own, d: d**0.5),
+               how=lambda own, d, filled: d**-0.5),
+    Convention("scale", "one", "with the scale 1", selects=SCALE, how=lambda own, d, filled: 1.0),
+    Convention("scale", "unpadded", "with the scale 1 / sqrt(head_dim), without the features of 0 at its end",
+               fits=lambda call: filled(call.q) < call.q.shape[-1], selects=SCALE,
+               how=lambda own, d, filled: filled**-0.5),
+    Convention("scale", "zero", "with scores of 0: equal weights for all keys that a row sees", FAULT,
+               how=lambda own, d, filled: 0.0),
+    Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE, how=lambda own, d, filled: 1 / d),
+    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale,
+               how=lambda own, d, filled: own**2),
+    Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT, how=lambda own, d, filled: d**0.5),
     Convention("scale", "log2_e", "with powers of e of scores scaled for powers of 2 (times log2 e)", FAULT,
-               how=lambda own, d: own / math.log(2)),
-    Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT, how=lambda own, d: own * math.log(2)),
+               how=lambda own, d, filled: own / math.log(2)),
+    Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT, how=lambda own, d, filled: own * math.log(2)),
     Convention("mask", "ignored", "without the mask", FAULT, lambda call: _has("mask")(call) and not call.starts),
     Convention("mask", "together", "whose sequences see each other, as without cu_seqlens", FAULT,
                lambda call: bool(call.starts)),
@@ -279,13 +321,17 @@ CONVENTIONS = (
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
     Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,
                _has("softcap")),
-    Convention("softcap", "after_bias", "with the softcap of scores and the mask's numbers together", FAULT,
-               lambda call: _has("softcap")(call) and _numbers(call)),
+    Convention("softcap", "after_bias", "with the softcap of scores and the mask's numbers together",
+               fits=lambda call: _has("softcap")(call) and _numbers(call)),
     Convention("softcap", "clipped", "with scores clipped at the softcap", FAULT, _has("softcap")),
+    Convention("softcap", "of_scores", "with scores times the tanh, where the softcap should be", FAULT,
+               _has("softcap")),
     Convention("softcap", "before_scale", "with the softcap before the scale", fits=_has("softcap")),
     Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
-    Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
-    Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT),
+    Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted",
+               fits=lambda call: not _numbers(call)),
+    Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT,
+               lambda call: not _numbers(call)),
     Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT,
                lambda call: call.q.shape[2] > 1, how=lambda rows, keys, own: keys < own),
     Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT,
@@ -301,6 +347,9 @@ CONVENTIONS = (
                  + ", as if tiles before a row's own were lost" * (n <= LOST), n <= LOST,
                  lambda call, n=n: (call.k.shape[2] - call.q.shape[2]) // n < (call.k.shape[2] - 1) // n,
                  how=lambda rows, keys, own, n=n: (keys <= own) & (keys >= own // n * n)) for n in CHUNKS),
+    *(Convention("causal", f"ring_of_{n}", f"with the causal mask inside each of {n} blocks of keys, past ones too, as "
+                 "in a ring of devices", FAULT, lambda call, n=n: _has("causal")(call) and not call.k.shape[2] % n,
+                 how=lambda rows, keys, own, n=n: _ring(keys, own, n)) for n in RINGS),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
@@ -339,6 +388,7 @@ FITTED = {  # an aspect of a Dialect with a number -> what the output is then
     "scale": "with {:.4g} times its scale", "mask": "with {:.4g} times its mask",
     "softcap": "with scores capped at {:.4g}", "alibi": "with {:.4g} times ALiBi's slopes",
     "hidden": "with the score {:.4g} for keys that should be hidden",
+    "penalty": "with {:.4g} added to the scores of keys that should be hidden",
     "sinks": "whose sinks count {:.4g} times",
     "sink": "with one more score of {:.4g} without a value in every row, as {keys:.4g} keys of zeros make it",
 }  # fmt: skip

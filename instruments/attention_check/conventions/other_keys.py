@@ -94,9 +94,10 @@ def _moved(call: CapturedCall, rows: Rows, size: int, values: bool) -> list[Page
             return None
         at, found[at], total = best
     places = [(at, tile, *divmod(of, kv_heads if one else 1)) for at, (tile, of) in sorted(found.items())]
+    rest = [n_kv - max(at, tile) * size for at, tile, *_ in places]  # the last tile may be a part of one
     return [
-        Page(size, entry, at * size, of_entry, tile * size, of if one and of != head else None, values)
-        for at, tile, of_entry, of in places
+        Page(min(size, left), entry, at * size, of_entry, tile * size, of if one and of != head else None, values)
+        for left, (at, tile, of_entry, of) in zip(rest, places)
     ]
 
 

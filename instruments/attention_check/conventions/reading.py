@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, Unfit, with_hidden
-from attention_check.conventions.conventions import BY_CHOICE
+from attention_check.conventions.conventions import BY_CHOICE, filled
 from attention_check.conventions.low_bits import OF_P, baseline_of, precision_of
 from attention_check.conventions.rope import ROPE, rotated
 from attention_check.tolerance import BLOCK
@@ -22,6 +22,7 @@ ENOUGH = 2.0  # times Baseline's residual: rounding, where nothing more is looke
 UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
+HIDES = -6e4  # a number of a mask, as FP16's least, that hides a key
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
 
 
@@ -141,8 +142,10 @@ class Reader:
             sinks = torch.logaddexp(sinks, torch.full_like(sinks, more))
         rows = Rows(
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
-            _scale(options, dialect, q.shape[-1]), cap, places, shape, dialect,
+            _scale(options, dialect, q), cap, places, shape, dialect,
         )  # fmt: skip
+        if dialect.penalty is not None:
+            rows = replace(rows, bias=rows.bias.where(rows.bias > -math.inf, dialect.penalty))
         return rows if dialect.hidden is None else with_hidden(rows, dialect.hidden)
 
     def _places(self, shape, over):
@@ -197,12 +200,12 @@ def as_read(x: Tensor, name: str, layout: str) -> Tensor:
     return BY_CHOICE["layout", layout].how({name: x})[name] if layout else x
 
 
-def _scale(options, dialect, d):
-    d = max(d, 1)  # without any feature all scores are 0, whatever the scale
+def _scale(options, dialect, q):
+    d = max(q.shape[-1], 1)  # without any feature all scores are 0, whatever the scale
     believed = options.get("scale") or d**-0.5
     if isinstance(dialect.scale, float):
         return dialect.scale * believed
-    return BY_CHOICE["scale", dialect.scale].how(believed, d) if dialect.scale else believed
+    return BY_CHOICE["scale", dialect.scale].how(believed, d, filled(q)) if dialect.scale else believed
 
 
 def _added(options, reading, places, shape):
@@ -267,7 +270,9 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         return mask.double()
     if choice in ("inverted", "hidden"):  # of numbers what is not 0 is hidden
         return _hiding(mask != 0)
-    return _hiding(mask == 0) if mask.dtype == torch.bool or choice == "truth" else mask.double()
+    if mask.dtype == torch.bool or choice == "truth":
+        return _hiding(mask == 0)
+    return mask.double().masked_fill(mask <= HIDES, -math.inf)
 
 
 def _hiding(hidden):

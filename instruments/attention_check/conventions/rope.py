@@ -87,15 +87,16 @@ def read_off(rows_in: Callable[[str], Rows]) -> list[str]:
 def _further(rows, first=0):
     """RoPE turns q by some positions more or fewer than it should; and so keys from `first` on, if it is not 0."""
     best, d = (math.inf, ""), rows.q.shape[-1] // 2 * 2
+    q, k, v, o, bias = (x.float() for x in (rows.q, rows.k, rows.v, rows.o, rows.bias))  # one is sought
     for pairs, base in product(PAIRS, BASES):
-        (a, b), (x, y) = (_pairs(z, pairs) for z in (rows.q[..., None, :], rows.k[:, :, None]))
+        (a, b), (x, y) = (_pairs(z, pairs) for z in (q[..., None, :], k[:, :, None]))
         of_cos, of_sin = a * x + b * y, a * y - b * x  # (entries, heads, rows, n_kv, d / 2)
         for at in torch.arange(-OFFSETS, OFFSETS + 1).split(max(SCORES // rows.shape[3], 1)):
-            angles = at[:, None] * _frequencies(d, base)  # (offsets, d / 2)
+            angles = (at[:, None] * _frequencies(d, base)).float()  # (offsets, d / 2)
             S = of_cos @ angles.cos().mT + of_sin @ angles.sin().mT  # (..., rows, n_kv, offsets)
             S[..., first:, :] = of_cos[..., first:, :].sum(-1, keepdim=True) if first else S
-            P = torch.softmax(S * rows.scale + rows.bias[..., None], -2).nan_to_num(0.0)
-            error = (torch.einsum("ehrko,ehkf->ehrfo", P, rows.v) - rows.o[..., None]).square().sum((0, 1, 2, 3))
+            P = torch.softmax(S * rows.scale + bias[..., None], -2).nan_to_num(0.0)
+            error = (torch.einsum("ehrko,ehkf->ehrfo", P, v) - o[..., None]).square().sum((0, 1, 2, 3))
             if error.min() < best[0]:
                 by = int(at[error.argmin()])
                 which = f"{CHUNK}{first}by{by}" if first else f"{FURTHER}{by}"

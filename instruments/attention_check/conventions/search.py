@@ -57,11 +57,11 @@ HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not 
 
 FACTOR = "factor"
 FAMILIES = (  # numbers that are fitted together, of fewer first
-    (FACTOR,), ("scale",), ("mask",), ("softcap",), ("sinks",), ("sink",), ("hidden",), ("alibi",),
-    ("scale", FACTOR), ("scale", "softcap"),
+    (FACTOR,), ("scale",), ("mask",), ("softcap",), ("sinks",), ("sink",), ("hidden",), ("penalty",),
+    ("alibi",), ("scale", FACTOR), ("scale", "softcap"),
 )  # fmt: skip
 SIGNED = ("mask", "alibi")  # whose number may be below 0
-ADDED = ("sink", "hidden")  # that are scores, and no factors
+ADDED = ("sink", "hidden", "penalty")  # that are scores, and no factors
 Rated = tuple[Dialect, float]  # a dialect, and its residual on the half of the values that it was not fitted to
 
 
@@ -145,7 +145,7 @@ def search(call: CapturedCall) -> list[Fit]:
 def is_flat(rows: Rows, rounding: float) -> bool:
     """Whether an output in a dialect of other scores is as near without any: it says nothing of what they are."""
     flat = replace(rows, products=torch.zeros_like(rows.products))
-    return bool(rows.dialect.scale or rows.dialect.roles) and fit(flat).residual <= rounding
+    return bool(rows.dialect.scale not in ("", "zero") or rows.dialect.roles) and fit(flat).residual <= rounding
 
 
 def _likely(choices):
@@ -219,7 +219,7 @@ class Sample:
             return 1.0 if has else None
         if aspect == "alibi":
             return None if mask is not None else 1.0
-        if aspect == "hidden":
+        if aspect in ("hidden", "penalty"):
             return 0.0 if rows.bias.isneginf().any() else None
         if aspect == "sinks":
             return 1.0 if self.reader.call.options.get("sinks") is not None else None
@@ -411,7 +411,7 @@ def _range(few, base):
     rows = _narrow(few.rows(replace(base, keys=None)))
     P, n_kv = _unnormalised(rows), rows.shape[3]
     order = torch.arange(n_kv).expand(rows.q.shape[2], -1)
-    before, after = _errors(P, rows, order).sum(0), _errors(P, rows, order.flip(-1)).sum(0).flip(0)
+    before, after = _errors(*P, rows, order).sum(0), _errors(*P, rows, order.flip(-1)).sum(0).flip(0)
     first, last = int(after.argmin()), int(before.argmin())
     tried = [(before[last], (0, last + 1)), (after[first], (first, n_kv))]
     if tried := [each for each in tried if each[1] != (0, n_kv)]:
@@ -430,7 +430,7 @@ def _windows(few, base):
         far = torch.maximum(_reach(before, left, n_q + n_kv), _reach(-before, right, n_q + n_kv))
         order = far.sort(dim=-1, stable=True).indices
         last = torch.searchsorted(far.gather(-1, order), torch.arange(n_kv).expand_as(far).contiguous(), right=True) - 1
-        errors = _errors(P, rows, order).gather(-1, last.clamp(min=0)).sum(0)  # (n_kv,): of windows of 0, 1, ... keys
+        errors = _errors(*P, rows, order).gather(-1, last.clamp(min=0)).sum(0)  # (n_kv,): of windows of 0, 1, ... keys
         size = int(errors.argmin())
         if size < n_kv - 1:
             yield replace(base, window=tuple(size if side is True else side for side in (left, right)))
@@ -483,22 +483,24 @@ def _narrow(rows):
 
 
 def _unnormalised(rows):
-    """exp(S - m), (entries, heads, rows, n_kv)."""
+    """exp(S - m), (entries, heads, rows, n_kv), and exp(sink - m), (entries, heads, rows, 1)."""
     S = scores(rows)
-    m = S.amax(-1, keepdim=True)
-    return torch.exp(S - m.where(m > -math.inf, 0.0))
+    m = torch.maximum(S.amax(-1, keepdim=True), rows.sinks)
+    m = m.where(m > -math.inf, 0.0)
+    return torch.exp(S - m), torch.exp(rows.sinks - m)
 
 
-def _errors(P, rows, order):
+def _errors(P, sinks, rows, order):
     """(rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys, 0 where it sees none of them.
 
     Args:
-        P: (entries, heads, rows, n_kv), not normalised. order: of keys, (rows, n_kv).
+        P, sinks: of `_unnormalised`. order: of keys, (rows, n_kv).
     """
     total = []
     for row, keys in enumerate(order):
         p = P[:, :, row, keys]  # (entries, heads, n_kv)
-        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / p.cumsum(-1).clamp(min=TINY)[..., None]
+        l = p.cumsum(-1) + sinks[:, :, row]
+        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / l.clamp(min=TINY)[..., None]
         total.append((O - rows.o[:, :, row, None]).square().sum((1, 3)))
     return torch.stack(total, 1).nan_to_num(0.0).sum(0)
 

@@ -1,7 +1,7 @@
 """Which computation has an output's errors, where the function is known: a format, a carry, a quantised operand."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -46,8 +46,10 @@ INT8_BLOCKS = {  # as SageAttention has them: a format's name -> queries and key
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {  # as caches hold k and v; of floats without a scale, or one of 1
     "Q8_0": q8_0, "Q4_0": q4_0, "INT8": partial(by_row, most=127), "INT4": partial(by_row, most=7),
     **{f"{low.name} without a scale": low for low in (E4M3, E5M2)},
+    "INT8 without a scale": lambda x: x.round().clamp(-128, 127),
 }  # fmt: skip
-Computed = tuple[str, str, int, Tensor]  # a key of mistakes.ROUNDINGS, a format, tiles, and what the rows are then
+Computed = tuple[str, str, int, Callable[[], Tensor]]  # a key of mistakes.ROUNDINGS, a format, tiles, and what gives
+# the rows as they are then, before the next one is asked for
 
 
 @dataclass(frozen=True)
@@ -88,18 +90,28 @@ class Worst:
         options = self.options | changed
         return kernels.tiled(*(tensors or self.tensors), tiling=Tiling(64, size), precision=precision, **options)
 
+    def stored(self, precision: Precision, **changed: Any) -> Tensor:
+        """The same, in the format of the output."""
+        return self.precision.output(self.tiled(precision, **changed))
+
     def maximum_known(self) -> dict[str, Any]:
         """Options of `tiled` with which each row's maximum is known beforehand, and nothing is rescaled."""
         S = self.tensors[0] @ self.tensors[1].mT * self.options["scale"] + self.options["mask"]
         zero = Algorithm("fa2", maximum=lambda tile: torch.zeros_like(tile[..., :1]))
         return dict(algorithm=zero, mask=self.options["mask"] - S.amax(-1, keepdim=True))
 
-    def causes(self, computed: Iterator[Computed]) -> list[Cause]:
-        """Those that explain PARTLY of the error or more. A number that was fitted to it must earn its place."""
+    def causes(self, computed: Iterator[Computed], asked: Container[tuple[str, str]] | None = None) -> list[Cause]:
+        """Those that explain PARTLY of the error or more, up to one that has the output's bits. A number that was
+        fitted to it must earn its place. asked: keys and formats that are tried; None is all."""
         found = []
-        for key, fmt, tiles, o in computed:
-            share, factor = explained_share(self.o, self.golden, o), self.bias if key == "bias" else 1.0
+        for key, fmt, tiles, emulate in computed:
+            if asked is not None and (key, fmt) not in asked:
+                continue
+            o, factor = emulate(), self.bias if key == "bias" else 1.0
+            share = explained_share(self.o, self.golden, o)
             found.append(Cause(key, share >= EXPLAINED, share - FITTED * (factor != 1), fmt, tiles, factor))
+            if torch.equal(o, self.o):
+                break
         is_cast = [each.key.startswith(OPERANDS) and each.fmt not in FLOATS for each in found]
         return [each for each, strict in zip(found, is_cast) if each.share >= (ALL_OF_IT if strict else PARTLY)]
 
@@ -140,7 +152,8 @@ def computation(
     for family in (_coarser, _quantized, _steps):  # the cheaper ones first
         found = first.causes(family(first))
         if found and len(others):
-            alike = {(each.key, each.fmt) for each in again.causes(family(again))}
+            asked = {(each.key, each.fmt) for each in found}
+            alike = {(each.key, each.fmt) for each in again.causes(family(again), asked)}
             found = [each for each in found if (each.key, each.fmt) in alike]
         confirmed += found
         if any(each.share >= ALL_OF_IT for each in confirmed):
@@ -157,10 +170,11 @@ def _coarser(rows: Worst) -> Iterator[Computed]:
         output, scale = rows.precision.output, rows.options["scale"]
         for key, answer, cut in (("kernel", low, low), ("products", output, low), ("cut", output, truncated(low))):
             precision = replace(Precision.kernel(low), inputs=cut, probs=cut, output=answer)
-            yield key, low.name, 0, rows.tiled(precision, *map(cut, rows.tensors))
+            yield key, low.name, 0, partial(rows.tiled, precision, *map(cut, rows.tensors))
         exact = replace(Precision.kernel(low), inputs=FP64, output=output)
         for key, low_k in (("written", low(k)), ("written_k_scaled", low(k * scale) / scale)):
-            yield key, low.name, 0, kernels.reference(low(q), low_k, low(v), precision=exact, **rows.options)
+            written = partial(kernels.reference, low(q), low_k, low(v), precision=exact, **rows.options)
+            yield key, low.name, 0, written
 
 
 def _quantized(rows: Worst) -> Iterator[Computed]:
@@ -170,17 +184,17 @@ def _quantized(rows: Worst) -> Iterator[Computed]:
     (q, k, v), precision = rows.tensors, replace(Precision.kernel(rows.fmt), output=rows.precision.output)
     for low in (E4M3, E5M2):
         for key, probs in (("probs", low), ("probs_shifted", OF_P[low.name])):
-            yield key, low.name, 0, rows.tiled(replace(precision, probs=probs))
+            yield key, low.name, 0, partial(rows.tiled, replace(precision, probs=probs))
     for scheme in FLOATS:
         group = SCHEMES[scheme].size if SCHEMES[scheme].per == "group" else 1
         if q.shape[-1] % group or v.shape[-1] % group or k.shape[0] % group:
             continue
         of_all, cache = Quantization.of(scheme), Quantization.cache(scheme)
         for key, operands in ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)), ("quantized_kv", cache):
-            o = attention(q, k, v, operands, tiling=Tiling(64, BLOCK), precision=precision, **rows.options)
-            yield key, scheme, 0, o
+            settings = rows.options | dict(tiling=Tiling(64, BLOCK), precision=precision)
+            yield key, scheme, 0, partial(attention, q, k, v, operands, **settings)
     for of, name, *tensors in _in_integers(rows):
-        yield f"quantized_{of}", name, 0, rows.tiled(precision, *tensors)
+        yield f"quantized_{of}", name, 0, partial(rows.tiled, precision, *tensors)
 
 
 def _in_integers(rows):
@@ -211,10 +225,10 @@ def _steps(rows: Worst) -> Iterator[Computed]:
     precision, mask, n_kv, block = rows.precision, rows.options["mask"], rows.tensors[1].shape[0], rows.block
     narrow, exact = precision.inputs, replace(precision, output=FP64)  # the answer's rounding would hide the error
     if not torch.equal(rounded := narrow(mask), mask):
-        due = kernels.golden(*rows.tensors, inputs=narrow, **rows.options | dict(mask=rounded))
-        yield "mask_rounded", "", 0, due
+        options = rows.options | dict(mask=rounded)
+        yield "mask_rounded", "", 0, partial(kernels.golden, *rows.tensors, inputs=narrow, **options)
     if abs(rows.bias - 1) <= BIASES * precision.probs.unit_roundoff:
-        yield "bias", "", 0, rows.bias * rows.golden
+        yield "bias", "", 0, lambda: rows.bias * rows.golden
     coarser = {FP16: (FP16, BF16)}.get(narrow, (narrow,)) if narrow.precision < FP32.precision else (TF32, BF16, FP16)
     known = [] if {"sinks", "softcap"} & rows.options.keys() else [rows.maximum_known()]
     for fmt in coarser:
@@ -225,14 +239,15 @@ def _steps(rows: Worst) -> Iterator[Computed]:
             for size in dict.fromkeys((block, *(size for size in BLOCKS if carried and size < n_kv))):
                 orders = [dict(algorithm=name) for name in ("fa2", "fa1")[: 1 + carried]]
                 for order in (*orders, *known * carried):
-                    o = rows.tiled(changed, size=size, **order)
-                    yield key, fmt.name, -(-n_kv // size) * carried, precision.output(o)
+                    tiles = -(-n_kv // size) * carried
+                    yield key, fmt.name, tiles, partial(rows.stored, changed, size=size, **order)
     if (mask.isfinite() & (mask != 0)).any():  # as ALiBi is that counts from the first key
         least = mask.masked_fill(mask == -math.inf, math.inf).amin(-1, keepdim=True)
         counted = narrow(mask - least.where(least < math.inf, 0.0))
-        o = rows.tiled(replace(exact, scores=narrow), size=block, mask=counted)
-        yield "scores", narrow.name, 0, precision.output(o)
-    o = rows.tiled(replace(exact, probs=truncated(precision.probs)), size=block)
-    yield "probs_truncated", precision.probs.name, 0, precision.output(o)
+        low = replace(exact, scores=narrow)
+        yield "scores", narrow.name, 0, partial(rows.stored, low, size=block, mask=counted)
+    cut = replace(exact, probs=truncated(precision.probs))
+    yield "probs_truncated", precision.probs.name, 0, partial(rows.stored, cut, size=block)
     for fmt in (FP16, BF16) if n_kv <= SINGLE else ():  # O carried from key to key, as llama.cpp decodes
-        yield "accumulator", fmt.name, n_kv, rows.tiled(replace(precision, accumulator=fmt, probs=FP32), size=1)
+        carried = replace(precision, accumulator=fmt, probs=FP32)
+        yield "accumulator", fmt.name, n_kv, partial(rows.tiled, carried, size=1)

@@ -35,6 +35,7 @@ CHANGES = {  # of an OtherOutput -> what it is
     "ln_2_more": "right times ln 2, as if it had been to base 2: divide it by ln 2",
     "smoothed_k": "that of k less its mean over keys, as SageAttention smooths k: add the scale times q · mean(k)",
     "blind": "right, but finite in rows that see no key, where -inf is due: a merge with other keys counts them",
+    "other_order": "right, but in memory its axes have another order than (batch, heads, rows)",
     "unscaled_maximum": "right, had the largest score of each row been scaled: it was added unscaled",
     "not_divided": "the gradient of P that is not divided by its row sum",
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
@@ -56,6 +57,7 @@ CHANGES = {  # of an OtherOutput -> what it is
     "saved": "the gradient of {of}, but with the log-sum-exp and rowsum(dO * o) of o; {o}",
     "saved_delta": "the gradient of {of}, but with rowsum(dO * o) of o; {o}",
     "parts": "right, were each part added once: {counts}",
+    "of_ones": "the gradient for a dO of ones: the one that came in is not used",
     "without_dlse": "the gradient without what flows into lse (dlse)",
     "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
     "of_the_other": "{other}: dq and dk may be exchanged",
@@ -131,7 +133,8 @@ def _beside(found):
     if right:
         names, verb = ", ".join(each.name for each in right), "is" if len(right) == 1 else "are"
         of = f" for {what(found.dialect)}" if found.dialect else ""
-        text = f"{names} {verb} right{of}, as exact as {found.fmt} allows."
+        near = "as near as plain attention that rounds S and P to {}" if any(each.times > 1 for each in right) else ""
+        text = f"{names} {verb} right{of}, {(near or 'as exact as {} allows').format(found.fmt)}."
         yield Verdict.ROUNDING, [text, *dict.fromkeys(line for each in right for line in _coverage(each))]
     unnamed = {each.name for each in found.others if each.verdict == Verdict.BUG and not each.change}
     is_dS = unnamed >= {"dq", "dk"} and "dv" in [each.name for each in right]
@@ -168,8 +171,8 @@ def _other(each, found):
     if each.verdict == Verdict.PRECISION:
         return f"in coarser arithmetic: {off}"
     if known:
-        foreign = ", with values of no relation, as of memory that nobody wrote" if each.residual > FOREIGN else ""
-        return f"wrong in {where}{foreign}: {off}"
+        foreign = ", with values of no relation, as of memory that nobody wrote"
+        return f"wrong in {where}{foreign * (FOREIGN < each.residual < math.inf)}: {off}"
     return f"not that of {what(found.dialect)}: {off}"
 
 
@@ -273,6 +276,8 @@ def _elsewhere(found):
 def _overflow(found):
     if found.overflow:
         yield f"In each of them, and in no other, {OVERFLOWS[found.overflow]}: an overflow."
+    elif found.hides == "nan":
+        yield "k or v is not finite at keys that these rows do not see: 0 times NaN is NaN."
     elif found.hides:
         yield "No overflow separates them. Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
 

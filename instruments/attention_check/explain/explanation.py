@@ -33,13 +33,13 @@ SUSPECTS = 256  # rows of a head, at most, that are looked at again
 ONE_CAST = RMS * E4M3.unit_roundoff  # relative root mean square: of values that are rounded once, to 8 bits
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
-GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "hidden", "sink", "sinks", "softmax", "factor"}  # aspects in
-# which a dialect may be near to another one, so that being near is no evidence
+# aspects in which a dialect may be near to another one, so that being near is no evidence
+GRADUAL = {"scale", "softcap", "alibi", "window", "keys", "hidden", "penalty", "sink", "sinks", "softmax", "factor"}
 MUCH = 0.01  # of the error as believed, that a convention leaves: it explains 99.99 % of its square
 ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of these, that must be found
 AT_LARGEST = 0.03  # of the largest number, that rows which overflow and others may be beside it
 VANISHES = math.log(2.0**-149)  # an exponent, below which the exponential is 0 in FP32
-FEWEST = 16  # values of a part
+FEWEST, MOST = 16, 2  # values of a part, at least; and what it changes, at most: a few values are near anything
 WRONG = 8.0  # times the root mean square error of right rows, at least, has a wrong row; and twice what is rounding
 
 
@@ -97,9 +97,7 @@ class Case:
         wrong = _rows_over_bound(numbers)
         if not wrong.any():
             return self.explained(numbers, verdict, True, arithmetic=arithmetic)
-        is_first = verdict == Verdict.ROUNDING and self.call.at is None  # else `rows_of_zero` was asked before
-        found = is_first and rows_of_zero(self, numbers) or _wrong_part(self, numbers, wrong)
-        return found or self.explained(numbers, of_all=True, where=_located(wrong, numbers))
+        return _wrong_part(self, numbers, wrong) or self.explained(numbers, of_all=True, where=_located(wrong, numbers))
 
 
 def explanation(call: CapturedCall) -> Explanation:
@@ -120,11 +118,11 @@ def explanation(call: CapturedCall) -> Explanation:
 
 
 def _of_part(call: CapturedCall, *at: Tensor) -> Explanation | None:
-    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found, or the part
-    has few values, which fit anything."""
-    if math.prod(map(len, at)) * call.v.shape[-1] < FEWEST:
-        return None
+    """What a part of an output is by itself, at these entries, heads and rows; None where nothing is found, it is right
+    as believed, or it has few values, which fit anything."""
     case = Case(replace(call, at=at))
+    if math.prod(map(len, at)) * call.v.shape[-1] < FEWEST or case.believed and case.believed.is_rounding:
+        return None
     return next((answer for each in CANDIDATES if each.of_parts and (answer := each.of(case))), None)
 
 
@@ -270,10 +268,12 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
     """In the first dialect in which the sampled rows are right, and all others like them."""
     for dialect in dialects:
         numbers = Distance.of(case.call, dialect)
+        if dialect.changes() and case.believed and numbers.is_same(case.believed):
+            continue
         if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and case.counts(numbers):
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
-            verdict = Verdict.BUG if _contradicts(case.call, dialect.changes()) else _of_conventions(dialect)
+            verdict = _of_conventions(dialect, case.call)
             return case.confirmed(numbers, verdict)
     return None
 
@@ -316,7 +316,7 @@ def in_coarser_arithmetic(case: Case, believed: Distance | None) -> Explanation 
         alike = share is not None and share < LEAST_DROPOUT and numbers.residual <= ONE_CAST
     if not (found or alike and not wrong_tiles(call, best)):
         return None
-    verdict = Verdict.BUG if _of_conventions(best) == Verdict.BUG else Verdict.PRECISION
+    verdict = Verdict.BUG if _of_conventions(best, call) == Verdict.BUG else Verdict.PRECISION
     return case.confirmed(numbers, verdict, found)
 
 
@@ -343,7 +343,7 @@ def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | N
     first = heads[heads * call.k.shape[1] // bad.shape[1] == heads[0] * call.k.shape[1] // bad.shape[1]]
     for of in (heads, first) if len(first) < len(heads) else (heads,):
         inner = _of_part(call, torch.tensor([entry]), of, rows)
-        if inner is None or "alibi" in inner.dialect or inner.tiles and not of_heads:
+        if inner is None or "alibi" in inner.dialect or inner.tiles and not of_heads or len(inner.dialect) > MOST:
             continue
         if inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
             return case.explained(numbers, of_all=True, where=where, inside=(entry, tuple(of.tolist()), inner))
@@ -371,7 +371,7 @@ def wrong_in_each_head(case: Case, believed: Distance) -> Explanation | None:
     if call.q.shape[1] == 1 or believed.scan.residual_by_row.shape[:2] != call.q.shape[:2]:
         return None
     inner = _of_part(call, first, first, believed.scan.places[2])
-    named = inner and (inner.dialect or inner.moved) and inner.where is None
+    named = inner and (inner.dialect or inner.moved) and inner.where is None and len(inner.dialect) <= MOST
     if not named:
         return None
     where = WrongRegions(1.0, (), (), (), (), (*believed.rows.shape[:3], call.v.shape[-1]))
@@ -425,7 +425,7 @@ class Candidate(NamedTuple):
 
 
 CANDIDATES = (
-    Candidate(of_eight_bits, in_any_shape=True), Candidate(as_believed), Candidate(rows_of_zero),
+    Candidate(of_eight_bits, in_any_shape=True), Candidate(rows_of_zero), Candidate(as_believed),
     Candidate(of_one_number, in_any_shape=True), Candidate(in_another_dialect, of_parts=True, in_any_shape=True),
     Candidate(in_other_bits), Candidate(not_finite, in_any_shape=True),
     Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(features_of_zero), Candidate(rows_elsewhere),
@@ -440,10 +440,11 @@ def _not_finite(case: Case, numbers: Distance) -> Explanation:
     found = numbers.scan
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    bad, sizes, hides = wrong[..., 0].flatten(), [], False
+    bad, sizes, hides = wrong[..., 0].flatten(), [], ""
     for each in parts(case.call, numbers.rows, found.places):
         sizes.append([largest(each).nan_to_num(0.0).flatten() / LARGEST[name] for name, largest in OVERFLOWS.items()])
-        hides = hides or bool(each.bias.isneginf().any())
+        hides = hides or "keys" * bool(each.bias.isneginf().any())
+    hides = hides if case.call.k.isfinite().all() and case.call.v.isfinite().all() else "nan"
     overflow = next((name for name, x in zip(OVERFLOWS, map(torch.cat, zip(*sizes))) if _overflows(x, bad)), "")
     counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
     return case.explained(numbers, of_all=True, where=where, overflow=overflow, hides=hides, **counts)
@@ -477,15 +478,18 @@ LARGEST = dict.fromkeys(OVERFLOWS, math.log(FP32.max)) | dict(products=FP16.max,
 
 
 def _contradicts(call: CapturedCall, changes: dict[str, Any]) -> bool:
-    """Whether an output is right with another scale than the one that was given, causally where that was denied, or
-    hides causally what the call's mask shows: nobody means that as a convention."""
+    """Whether an output is right with another scale than the one that was given, a window of another size, causally
+    where that was denied, or hides causally what the call's mask shows: nobody means that as a convention."""
+    window = zip(call.options.get("window") or (), changes.get("window", ()))
+    if any(None not in sides and abs(sides[0] - sides[1]) > 1 for sides in window):  # a key more may be its own
+        return True
     mask, causal = call.options.get("mask"), call.options.get("causal")
     of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not causal
     hides = "causal" in changes and (causal is False or of_rows and "mask" not in changes)
     return hides or "scale" in changes and call.options.get("scale") is not None
 
 
-def _of_conventions(dialect: Dialect) -> Verdict:
+def _of_conventions(dialect: Dialect, call: CapturedCall) -> Verdict:
     """The verdict on an output that is right in a dialect."""
     changes = dialect.changes()
     named = {change[0]: BY_CHOICE[change].fault for change in changes.items() if change in BY_CHOICE}
@@ -494,7 +498,7 @@ def _of_conventions(dialect: Dialect) -> Verdict:
     limited = isinstance(window, tuple) and None not in window  # without a limit a side was forgotten
     if limited and window != (0, 0):  # of no keys to either side o is v
         fitted -= {"window"}
-    if fitted or any(named.values()):
+    if fitted or any(named.values()) or _contradicts(call, changes):
         return Verdict.BUG
     return Verdict.CONVENTION if changes else Verdict.ROUNDING
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ OFF = 0.01  # of a factor from 1, and from 0, that is named
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
 FEWEST = 16  # numbers of a gradient, at least, that one factor is read off
 COUNTS = 1e4  # a log-sum-exp nearer to 0, of a row that sees no key, counts in a merge
+NOTHING_HIDDEN = dict(causal="none", mask="ignored", window="ignored")
 PARTS_OF_HEADS = 16, 32, 64, 128  # features that a kernel takes at a time, and which may be all that it takes
 
 
@@ -253,6 +254,7 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
 
     for head in range(heads if heads > 1 and dlse is None else 0):
         add("of_one_head", gradients(rows, dO * (torch.arange(heads) == head)[:, None, None]), "dk dv")
+    add("of_ones", gradients(rows, torch.ones_like(dO)))
     if dlse is not None:
         add("without_dlse", gradients(rows, dO), "dq dk")
     if rows.dialect.is_standard:
@@ -270,8 +272,10 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
         add("dO_in_memory_order", gradients(rows, memory[entries][:, at].double().cpu(), dlse))
-    for each in right.choices[: int(4 * PRODUCTS / max(right.cost, 1))]:
-        dialect = changed(right.dialect, each.aspect, each.choice)
+    others = [changed(right.dialect, each.aspect, each.choice) for each in right.choices]
+    hiding = {name: choice for name, choice in NOTHING_HIDDEN.items() if right.call.options.get(name) is not None}
+    others.insert(0, replace(right.dialect, **hiding))
+    for dialect in others[: int(4 * PRODUCTS / max(right.cost, 1))]:
         try:
             other = Group.of(right.call, dialect, int(entries[0]), group.kv_head)
         except Unfit:
@@ -373,14 +377,19 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
         return as_output(verdict=Verdict.CONVENTION, change="blind")
     if times <= 1:
         return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
-    own = taken(x, *sample.places).double().cpu()
-    tried = [
-        ((own - other)[other.isfinite()].square().mean().sqrt().nan_to_num(math.inf).item(), change, more)
-        for change, other, more in _other_log_sum_exps(call, sample, choices)
-    ]
+
+    def tried_as(x, due, change, more):
+        error = (taken(x, *sample.places).double().cpu() - due)[due.isfinite()]
+        return error.square().mean().sqrt().nan_to_num(math.inf).item(), change, more
+
+    tried = [tried_as(x, due, *named) for due, *named in _other_log_sum_exps(call, sample, choices)]
+    due = log_sum_exp(sample)
+    for order in [*permutations(range(3))][1:]:  # of (batch, heads, n_q) in memory
+        turned_back = x.reshape([x.shape[i] for i in order]).permute([order.index(i) for i in range(3)])
+        tried.append(tried_as(turned_back, due, "other_order", {}))
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
-        faults = "unscaled_maximum", "base_2_sum", "ln_2_more", "smoothed_k"
+        faults = "other_order", "unscaled_maximum", "base_2_sum", "ln_2_more", "smoothed_k"
         is_fault = change in faults or change == "dialect" and more != WITHOUT_SINKS
         return as_output(verdict=Verdict.BUG if is_fault else Verdict.CONVENTION, change=change, dialect=more)
     if residual <= NEAR and off.sum() > MOST * count:
@@ -391,17 +400,17 @@ def judged_log_sum_exp(call: CapturedCall, dialect: Dialect, choices: list[Conve
 
 def _other_log_sum_exps(
     call: CapturedCall, rows: Rows, choices: list[Convention]
-) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """What may be given for a log-sum-exp: the key of the change, it, and its dialect."""
+) -> Iterator[tuple[Tensor, str, dict[str, Any]]]:
+    """What may be given for a log-sum-exp, the key of the change, and its dialect."""
     due, m = log_sum_exp(rows), scores(rows).amax(-1)
     made = dict(base_2=due / math.log(2), negative=-due, maximum=m, without_maximum=due - m, sum=(due - m).exp())
     made |= dict(base_2_sum=m + (due - m) / math.log(2), ln_2_more=due * math.log(2))
     made["smoothed_k"] = due - rows.products.mean(-1) * rows.scale
-    yield from ((key, x, {}) for key, x in (made | dict(unscaled_maximum=due - m + m / rows.scale)).items())
+    yield from ((x, key, {}) for key, x in (made | dict(unscaled_maximum=due - m + m / rows.scale)).items())
     for each in choices:
         dialect = changed(rows.dialect, each.aspect, each.choice)
         try:
-            yield "dialect", log_sum_exp(call.rows(dialect, places=rows.places)), dialect.changes()
+            yield log_sum_exp(call.rows(dialect, places=rows.places)), "dialect", dialect.changes()
         except Unfit:
             continue
 

@@ -19,7 +19,7 @@ from attention_check.measure.mistakes import Cause
 if TYPE_CHECKING:  # which imports this module
     from attention_check.explain.other_outputs import OtherOutput
 
-MOST = 4  # ranges that are listed; more are no pattern
+MOST, MOST_HEADS = 4, 16  # ranges that are listed, of rows or features, and of entries or heads; more are no pattern
 IN, OUT = 0.5, 0.05  # of the values: so many are wrong in the one part, and at most so many in the other
 
 DENSE = 0.8  # of one range of rows, at least, that are wrong; and of all rows, at most, that are in it
@@ -84,7 +84,11 @@ def _ranges(wrong, axis, at):
         found = [(first, last)]
     elif share[~bad].mean() > OUT * largest:
         return ()
-    return tuple((int(at[first]), int(at[last])) for first, last in found) if len(found) <= MOST else ()
+    return (
+        tuple((int(at[first]), int(at[last])) for first, last in found)
+        if len(found) <= (MOST if axis > 1 else MOST_HEADS)
+        else ()
+    )
 
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -130,7 +134,7 @@ class Explanation:
             were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one
             that is wrong.
         overflow: what of `explanation.OVERFLOWS` is too large in the rows that are not finite alone; "" if nothing is.
-            hides: whether some keys are hidden.
+            hides: "keys" where some are hidden, "nan" where what they hold is not finite.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many. scale: of the scores, in the dialect.
@@ -161,7 +165,7 @@ class Explanation:
     bits_of_all: bool = False
     sequence: int | None = None
     overflow: str = ""
-    hides: bool = False
+    hides: str = ""
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""

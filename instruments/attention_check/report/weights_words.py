@@ -17,7 +17,8 @@ def lines(w: Weights) -> list[str]:
     asked = ", ".join(f"{name}={x}" for name, x in w.options.items() if not isinstance(x, Tensor))
     believed, differ = f"attention{' with ' * bool(asked)}{asked}", int((w.times > 1).sum())
     if w.differs:
-        first = f"The weights are not those of {believed}: {differ:,} of {w.times.numel():,} differ."
+        count = f": {differ:,} of {w.times.numel():,} differ" if differ else ", of rows as a whole"
+        first = f"The weights are not those of {believed}{count}."
         again = f"A second call gives {w.changed:,} other weights: a race, or memory that nobody wrote."
         found = [again] * bool(w.changed) + differences(w)
     else:
