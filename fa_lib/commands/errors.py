@@ -71,11 +71,7 @@ def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
 
 
 def say(text: str, err: bool = False) -> None:
-    """Print a text, with escapes in place of the characters that would move the cursor or hide text.
-
-    Args:
-        err: whether to standard error.
-    """
+    """Print a text, with escapes in place of the characters that would move the cursor or hide text; err: as an error."""
     from fa_lib.execution.untrusted import Untrusted
 
     typer.echo("\n".join(map(Untrusted, text.split("\n"))), err=err)
