@@ -71,7 +71,7 @@ def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
 
 
 def say(text: str, err: bool = False) -> None:
-    """Print a text, with escapes in place of the characters that would move the cursor or hide text; err: as an error."""
+    """Print a text, as an error if so; escapes stand in place of characters that would move the cursor or hide text."""
     from fa_lib.execution.untrusted import Untrusted
 
     typer.echo("\n".join(map(Untrusted, text.split("\n"))), err=err)
