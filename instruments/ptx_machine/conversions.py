@@ -169,10 +169,8 @@ def _to_eight(instruction: Instruction, gives: str, kind: str) -> Lanewise:
 def _from_eight(instruction: Instruction, kind: str) -> Lanewise:
     if instruction.types[0] != "f16x2":
         raise refuse(instruction, "accepted is f16x2 of it")
-    dtype = torch.float8_e4m3fn if EIGHT[kind] is E4M3 else torch.float8_e5m2
 
     def half(code):
-        x = torch.from_numpy((code & np.uint16(0xFF)).astype(np.uint8)).view(dtype).to(torch.float64).numpy()
-        return bits_of(x, "f16").view(np.uint16).astype(np.uint32)
+        return bits_of(carried(code.astype(np.uint8), kind[:4]), "f16").view(np.uint16).astype(np.uint32)
 
     return Lanewise((kind,), "f16x2", lambda a: (half(a >> np.uint16(8)) << np.uint32(16)) | half(a))
