@@ -26,18 +26,18 @@ def as_bits(mask: Lanes) -> np.uint32:
 def partners(instruction: Instruction) -> Callable[[Lanes, Lanes], tuple[Lanes, Lanes]]:
     """Return the function of shfl's last two operands, (32,) each, that gives the lane whose value each lane gets, and
     whether it lies in the lane's segment: a lane keeps its own value where it does not."""
-    mode = instruction.words[2]
+    mode, lane = instruction.words[2], LANE.astype(np.int32)
     if mode not in ("up", "down", "bfly", "idx"):
         raise refuse(instruction, f"{mode} is not modelled")
 
     def of(b, c):
-        b, c = b.astype(np.int64) & 31, c.astype(np.int64)
+        b, c = b.astype(np.int32) & 31, c.astype(np.int32)
         segment, limit = c >> 8 & 31, c & 31
-        low = LANE & segment
+        low = lane & segment
         high = low | (limit & ~segment)
-        partner = {"up": LANE - b, "down": LANE + b, "bfly": LANE ^ b, "idx": low | (b & ~segment)}[mode]
+        partner = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low | (b & ~segment)}[mode]
         inside = partner >= high if mode == "up" else partner <= high
-        return np.where(inside, partner, LANE), inside
+        return np.where(inside, partner, lane), inside
 
     return of
 

@@ -62,7 +62,7 @@ def bits_of(x: Lanes, kind: str, mode: str = "rn", ftz: bool = False) -> Lanes:
     """Round floats (32,) to f16, bf16 or f32: numbers of f16 and f32, bits of bf16.
 
     Args:
-        x: float64 (32,), or float32 for f32. kind: "f16", "bf16" or "f32". mode: of ROUNDINGS.
+        x: float64 (32,), or numbers of float32. kind: "f16", "bf16" or "f32". mode: of ROUNDINGS.
         ftz: whether subnormal results become zero of their sign.
     """
     if kind == "bf16":
@@ -91,7 +91,7 @@ def odd_single(x: Lanes) -> Lanes:
 
 
 def _bf16(x: Lanes, mode: str, ftz: bool) -> Lanes:
-    bits = odd_single(x).view(np.uint32)
+    bits = (x if x.dtype == np.float32 else odd_single(x)).view(np.uint32)
     rest, negative = bits & np.uint32(0xFFFF), (bits >> np.uint32(31)) == 1
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     half = np.uint32(0x8000)

@@ -32,7 +32,7 @@ def element_of(kind: str) -> ir.Type:
 def exponents(x: Traced, emin: int) -> Traced:
     """Emit floor(log2 |x|), at least emin; NOTHING of 0."""
     e = (x.view(np.int64) >> 52 & 0x7FF).astype(np.int32) - 1023
-    return np.where((x == 0) | np.isnan(x), NOTHING, np.maximum(e, emin))
+    return np.where(x == 0, NOTHING, np.maximum(e, emin))
 
 
 def power_of_two(e: Traced) -> Traced:

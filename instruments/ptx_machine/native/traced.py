@@ -107,9 +107,10 @@ class Traced(NDArrayOperatorsMixin):
             b.put(results.value, base)
         else:
             base = b.inttoptr(I64(results.ctypes.data), POINTER)
-        places, found = self.astype(np.int64).value, ir.Constant(lanes(kind, *self.shape), ir.Undefined)
+        places = self if self.dtype.kind == "i" else self.astype(np.int64)
+        found = ir.Constant(lanes(kind, *self.shape), ir.Undefined)
         for lane in range(*self.shape):
-            pointer = b.gep(base, [b.extract_element(places, I32(lane))], source_etype=kind)
+            pointer = b.gep(base, [b.extract_element(places.value, I32(lane))], source_etype=kind)
             found = b.insert_element(found, b.get(pointer, kind, results.dtype.itemsize), I32(lane))
         return Traced(b, found, results.dtype)
 
