@@ -4,7 +4,6 @@ Warps take turns in the order of their numbers; each runs until all its threads 
 So every run of a kernel has the same order of atomic operations, in numpy and in compiled code.
 """
 
-import re
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptx_machine.lanes import WARP, Lanes
+from ptx_machine.launches import readable
 from ptx_machine.memory import Asserted, Fault, Trouble, View
 from ptx_machine.special_registers import Size, special_registers
 from ptx_machine.syntax import Instruction
@@ -182,14 +182,5 @@ class Block:
             file, line = instruction.frames[0]
             where, place = f"{file}, line {line} ({where})", f"{Path(file).name}:{line}"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
-        message = f"{_plain(self.code.name)}: {where}: {instruction}: {thread_name}: {reason}"
+        message = f"{readable(self.code.name)}: {where}: {instruction}: {thread_name}: {reason}"
         return (Asserted if trouble == Trouble.ASSERTED else Fault)(message, trouble, place)
-
-
-def _plain(name: str) -> str:
-    """A kernel's name as its author wrote it: that of C++ without what is coded beside it."""
-    parts, rest = [], name.removeprefix("_ZN").removeprefix("_Z")
-    while name.startswith("_Z") and (length := re.match(r"\d+", rest)):
-        end = length.end() + int(length[0])
-        parts, rest = [*parts, rest[length.end() : end]], rest[end:]
-    return "::".join(parts) or name

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ptx_machine.float64_carrier import PAIRS, carried
+from ptx_machine.float64_carrier import PAIRS, numbers
 from ptx_machine.floats import halves, joined
-from ptx_machine.lanes import DTYPES, FLOATS, Lanewise, Meaning, refuse
+from ptx_machine.lanes import DTYPES, FLOATS, Lanewise, Meanings, refuse
 from ptx_machine.syntax import Instruction
 
 COMPARISONS = {
@@ -31,7 +31,7 @@ def compared(instruction: Instruction, kind: str):
         raise refuse(instruction, f"{word} does not compare floats")
 
     def run(a, b):
-        x, y = (z if kind == "f64" else carried(z, kind, ftz) for z in (a, b))
+        x, y = (numbers(z, kind, ftz) for z in (a, b))
         nan = np.isnan(x) | np.isnan(y)
         if word in ("num", "nan"):
             return nan == (word == "nan")
@@ -105,6 +105,6 @@ def copy_sign(instruction: Instruction) -> Lanewise:
     return Lanewise((kind, kind), kind, lambda a, b: np.copysign(b, a))
 
 
-SELECTIONS: dict[str, Meaning] = {
-    "set": set_number, "selp": select, "slct": select_by_sign, "copysign": copy_sign,
+SELECTIONS: dict[str, Meanings] = {
+    "setp": set_predicate, "set": set_number, "selp": select, "slct": select_by_sign, "copysign": copy_sign,
 }  # fmt: skip

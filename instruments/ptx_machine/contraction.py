@@ -16,7 +16,7 @@ import numpy as np
 from ptx_machine.lanes import SIGNS
 from ptx_machine.operands import constant
 from ptx_machine.special_unit import LARGEST, SMALLEST
-from ptx_machine.syntax import Address, Entry, Immediate, Instruction, Negated, Operand, Pair, Register, Symbol, Vector
+from ptx_machine.syntax import Address, Entry, Immediate, Instruction, Negated, Operand, Register, Symbol, parts
 
 QUOTIENT = {"approx", "full"}  # a word of a div that is a product for ptxas
 
@@ -117,16 +117,11 @@ def registers_of(instruction: Instruction) -> Iterator[Register]:
 
 
 def _items(operand: Operand) -> Iterator[Register]:
-    if isinstance(operand, Register):
-        yield operand
-    elif isinstance(operand, Vector):
-        for item in operand.items:
-            yield from _items(item)
-    elif isinstance(operand, Pair):
-        yield from _items(operand.first)
-        yield from _items(operand.second)
-    elif isinstance(operand, Negated):
-        yield operand.register
-    elif isinstance(operand, Address):
-        for item in (operand.base, *operand.coordinates):
-            yield from _items(item)
+    for part in parts(operand):
+        if isinstance(part, Register):
+            yield part
+        elif isinstance(part, Negated):
+            yield part.register
+        elif isinstance(part, Address):
+            for item in (part.base, *part.coordinates):
+                yield from _items(item)

@@ -5,7 +5,7 @@ import numpy as np
 
 from ptx_machine.lanes import refuse
 from ptx_machine.memory import BadAccess, Trouble
-from ptx_machine.operands import Addresses, both, source
+from ptx_machine.operands import Addresses, source
 from ptx_machine.syntax import Entry, Instruction, Symbol
 from ptx_machine.warp import ALL, Step
 
@@ -98,19 +98,6 @@ def sleep(instruction: Instruction) -> Step:
 
     def step(warp, mask):
         warp.turn = False
-
-    return step
-
-
-def predicate_results(instruction: Instruction, meanings, names: Addresses) -> Step:
-    """Make the step of setp, with one result or two; meanings: of `comparisons.set_predicate`."""
-    into = both(instruction.operands[0], instruction)
-    operands = instruction.operands[1:]
-    values = [source(operand, kind, instruction, names) for operand, kind in zip(operands, meanings[0].takes)]
-
-    def step(warp, mask):
-        x = [value(warp) for value in values]
-        warp.write_each(into, [meaning.run(*x) for meaning in meanings], mask)
 
     return step
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fa_lib.numerics.formats import E4M3, E5M2, round_to
-from ptx_machine.float64_carrier import ROUNDINGS, bits_of, carried, clamped
+from ptx_machine.float64_carrier import ROUNDINGS, bits_of, carried, clamped, numbers
 from ptx_machine.lanes import DTYPES, FLOATS, Lanewise, refuse
 from ptx_machine.syntax import BITS, Instruction
 
@@ -52,10 +52,10 @@ def _float_to_float(instruction: Instruction, kind: str, gives: str, mode: str):
         return lambda a: (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
     def run(a):
-        x = a if kind == "f64" else carried(a, kind, ftz and kind == "f32")
+        x = (carried if kind == "f16" else numbers)(a, kind, ftz and kind == "f32")
         x = clamped(x if to_whole is None else to_whole(x), words)
         if gives == "f64":
-            return x
+            return x.astype(np.float64)
         y = bits_of(x, gives, mode, ftz and gives == "f32")
         if (kind, gives) != ("f64", "f32"):
             return y
@@ -114,7 +114,7 @@ def _packed(instruction: Instruction, gives: str, mode: str) -> Lanewise:
     single, words = gives[:-2], instruction.words
 
     def half(x):
-        y = clamped(carried(x, "f32"), words)
+        y = clamped(x, words)
         if "satfinite" in words:
             largest = 65504.0 if single == "f16" else float(torch.finfo(torch.bfloat16).max)
             y = np.where(np.isnan(y), y, np.clip(y, -largest, largest))
@@ -169,10 +169,8 @@ def _to_eight(instruction: Instruction, gives: str, kind: str) -> Lanewise:
 def _from_eight(instruction: Instruction, kind: str) -> Lanewise:
     if instruction.types[0] != "f16x2":
         raise refuse(instruction, "accepted is f16x2 of it")
-    dtype = torch.float8_e4m3fn if EIGHT[kind] is E4M3 else torch.float8_e5m2
 
     def half(code):
-        x = torch.from_numpy((code & np.uint16(0xFF)).astype(np.uint8)).view(dtype).to(torch.float64).numpy()
-        return bits_of(x, "f16").view(np.uint16).astype(np.uint32)
+        return bits_of(carried(code.astype(np.uint8), kind[:4]), "f16").view(np.uint16).astype(np.uint32)
 
     return Lanewise((kind,), "f16x2", lambda a: (half(a >> np.uint16(8)) << np.uint32(16)) | half(a))

@@ -1,7 +1,7 @@
 """The GPU whose arithmetic a machine has, and the matrix unit that sums each instruction's products."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
 from fa_lib.numerics.tensor_cores import TensorCore
@@ -55,10 +55,7 @@ class GPU:
         wobble = int(number) if wobbles else None
         return cls(base, capability, processors, shared << 10, memory << 20, cache << 20, wobble)
 
-    @cached_property
-    def _cores(self) -> dict[tuple[str, str, str], TensorCore]:
-        return {}
-
+    @cache  # noqa: B019 (there are few GPUs)
     def core(self, inputs: str, result: str, instruction: str = "mma.sync") -> TensorCore:
         """Return the matrix unit that sums the products of an instruction.
 
@@ -69,12 +66,6 @@ class GPU:
         Raises:
             ValueError: this GPU has no such instruction, or its order of sums is not known.
         """
-        key = inputs, result, instruction
-        if key not in self._cores:
-            self._cores[key] = self._core(*key)
-        return self._cores[key]
-
-    def _core(self, inputs: str, result: str, instruction: str) -> TensorCore:
         if self.capability != CAPABILITIES.get(instruction, self.capability):
             raise ValueError(f"{self.name} has no {instruction}")
         if inputs not in INPUTS or result not in RESULTS:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ptx_machine.device import GPU
 from ptx_machine.floats import FLOATS
-from ptx_machine.lanes import DTYPES, WARP, Lanes, refuse
-from ptx_machine.matrix import Product
+from ptx_machine.lanes import DTYPES, WARP, Lanes, Lanewise, looked_up, refuse
+from ptx_machine.matrix import G, Product, T
 from ptx_machine.memory import BadAccess
 from ptx_machine.operands import Addresses, both, source, sources, targets
 from ptx_machine.syntax import Instruction, Operand
@@ -23,33 +23,39 @@ def as_bits(mask: Lanes) -> np.uint32:
     return np.uint32((mask.astype(np.uint64) << LANE.astype(np.uint64)).sum())
 
 
-def partners(instruction: Instruction, names: Addresses) -> Callable[[Warp], tuple[Lanes, Lanes]]:
-    """Return the function of a warp that gives, for shfl, the lane whose value each lane gets, and whether it lies in
-    the lane's segment, (32,) each: a lane keeps its own value where it does not."""
-    mode = instruction.words[2]
+def partners(instruction: Instruction) -> Callable[[Lanes, Lanes], tuple[Lanes, Lanes]]:
+    """Return the function of shfl's last two operands, (32,) each, that gives the lane whose value each lane gets, and
+    whether it lies in the lane's segment: a lane keeps its own value where it does not."""
+    mode, lane = instruction.words[2], LANE.astype(np.int32)
     if mode not in ("up", "down", "bfly", "idx"):
         raise refuse(instruction, f"{mode} is not modelled")
-    by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[2:4])
 
-    def of(warp):
-        b, c = by(warp).astype(np.int64) & 31, clamp(warp).astype(np.int64)
+    def of(b, c):
+        b, c = b.astype(np.int32) & 31, c.astype(np.int32)
         segment, limit = c >> 8 & 31, c & 31
-        low = LANE & segment
+        low = lane & segment
         high = low | (limit & ~segment)
-        partner = {"up": LANE - b, "down": LANE + b, "bfly": LANE ^ b, "idx": low | (b & ~segment)}[mode]
+        partner = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low | (b & ~segment)}[mode]
         inside = partner >= high if mode == "up" else partner <= high
-        return np.where(inside, partner, LANE), inside
+        return np.where(inside, partner, lane), inside
 
     return of
 
 
+def shuffled(instruction: Instruction) -> tuple[Lanewise, Lanewise]:
+    """Make shfl's two results where all lanes take part: another lane's value, and whether there is such a lane."""
+    of, takes = partners(instruction), ("u32",) * 3
+    return (Lanewise(takes, "u32", lambda x, b, c: looked_up(x, of(b, c)[0])),
+            Lanewise(takes, "pred", lambda x, b, c: of(b, c)[1]))  # fmt: skip
+
+
 def shuffle(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of shfl: each lane gets the value of another one of its segment; p: whether there is one."""
-    into = both(instruction.operands[0], instruction)
-    value, of = source(instruction.operands[1], "u32", instruction, names), partners(instruction, names)
+    into, of = both(instruction.operands[0], instruction), partners(instruction)
+    value, by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[1:4])
 
     def step(warp, mask):
-        partner, inside = of(warp)
+        partner, inside = of(by(warp), clamp(warp))
         absent = mask & ~mask[partner]
         if absent.any():
             lane = int(absent.argmax())
@@ -142,16 +148,16 @@ def elect(instruction: Instruction, names: Addresses) -> Step:
     return step
 
 
-def transpose(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of movmatrix: it transposes a matrix of 8 x 8 in 16 bits."""
-    (into,) = targets(instruction.operands[0], instruction)
-    value = source(instruction.operands[1], "b32", instruction, names)
+def transpose(instruction: Instruction) -> Lanewise:
+    """Make movmatrix, which transposes a matrix of 8 x 8 in 16 bits."""
 
-    def step(warp, mask):
-        halves = np.ascontiguousarray(value(warp))[:, None].view(np.uint16).reshape(8, 8)
-        warp.write(into, np.ascontiguousarray(halves.T).reshape(WARP, 2).view(np.uint32)[:, 0], mask)
+    def run(x):
+        def half(i):  # of column 2 T + i in row G: it comes from row 2 T + i, column G
+            return looked_up(x, 4 * (2 * T + i) + G // 2) >> 16 * (G % 2) & 0xFFFF
 
-    return step
+        return (half(0) | half(1) << 16).astype(np.uint32)
+
+    return Lanewise(("b32",), "b32", run)
 
 
 def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
@@ -190,5 +196,4 @@ def members(instruction: Instruction, names: Addresses):
 
 EXCHANGES = {
     "shfl": shuffle, "vote": vote, "match": match, "redux": reduction, "activemask": active, "elect": elect,
-    "movmatrix": transpose,
 }  # fmt: skip

@@ -16,21 +16,33 @@ SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 0.0}  #
 PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32"}
 
 
-def carried(bits: Lanes, kind: str, ftz: bool = False) -> Lanes:
-    """Convert bits (32,) of f16, bf16 or f32 to float64. ftz: whether subnormal numbers become zero of their sign."""
+def numbers(bits: Lanes, kind: str, ftz: bool = False) -> Lanes:
+    """Return lanes of a float type as numbers; bits of BF16 and of 8 bits become float32 or float16. ftz: whether
+    subnormal numbers become zero of their sign."""
+    x = bits
     if kind == "bf16":
-        bits = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    x = bits.astype(np.float64)
+        x = (bits.astype(np.uint32) << 16).view(np.float32)
+    elif kind == "e5m2":
+        x = (bits.astype(np.uint16) << 8).view(np.float16)
+    elif kind == "e4m3":  # its exponents are 2**8 times those of FP16 with the same fields, and it has no infinity
+        size, sign = (bits & mask for mask in (np.uint8(0x7F), np.uint8(0x80)))
+        half = (size.astype(np.uint16) << 7 | sign.astype(np.uint16) << 8).view(np.float16)
+        x = np.where(size == 0x7F, np.float32(np.nan), half.astype(np.float32) * 256)
     return flushed(x, kind) if ftz else x
 
 
+def carried(bits: Lanes, kind: str, ftz: bool = False) -> Lanes:
+    """Convert `numbers` to float64."""
+    return numbers(bits, kind, ftz).astype(np.float64)
+
+
 def flushed(x: Lanes, kind: str) -> Lanes:
-    """Replace numbers of x, float64 (32,), that are subnormal in a type by zero of their sign."""
+    """Replace numbers of x, floats (32,), that are subnormal in a type by zero of their sign."""
     return np.where(np.abs(x) < SMALLEST[kind], np.copysign(0.0, x), x)
 
 
 def clamped(x: Lanes, words: Collection[str]) -> Lanes:
-    """Clamp x, float64 (32,), as an instruction's words sat, to [0, 1], and relu, from 0 on, say: NaN is 0."""
+    """Clamp x, floats (32,), as an instruction's words sat, to [0, 1], and relu, from 0 on, say: NaN is 0."""
     if "sat" in words:
         x = np.where(x > 0, np.minimum(x, 1.0), 0.0)
     return np.where(np.isnan(x) | (x > 0), x, 0.0) if "relu" in words else x
@@ -47,10 +59,10 @@ def odd_sum(a: Lanes, b: Lanes) -> Lanes:
 
 
 def bits_of(x: Lanes, kind: str, mode: str = "rn", ftz: bool = False) -> Lanes:
-    """Round float64 (32,) to f16, bf16 or f32: numbers of f16 and f32, bits of bf16.
+    """Round floats (32,) to f16, bf16 or f32: numbers of f16 and f32, bits of bf16.
 
     Args:
-        x: float64 (32,). kind: "f16", "bf16" or "f32". mode: of ROUNDINGS.
+        x: float64 (32,), or numbers of float32. kind: "f16", "bf16" or "f32". mode: of ROUNDINGS.
         ftz: whether subnormal results become zero of their sign.
     """
     if kind == "bf16":
@@ -72,10 +84,14 @@ def _directed(x: Lanes, nearest: Lanes, mode: str) -> Lanes:
     return np.where(wrong, np.nextafter(nearest, nearest.dtype.type(toward)), nearest)
 
 
-def _bf16(x: Lanes, mode: str, ftz: bool) -> Lanes:
-    """Round to BF16 through a float32 that is rounded toward zero, with its last bit set where x had more bits."""
+def odd_single(x: Lanes) -> Lanes:
+    """Round float64 (32,) to odd in float32: toward zero, with the last bit set where x has more bits."""
     cut = _directed(x, x.astype(np.float32), "rz")
-    bits = cut.view(np.uint32) | (cut.astype(np.float64) != x).astype(np.uint32)
+    return (cut.view(np.uint32) | (cut.astype(np.float64) != x).astype(np.uint32)).view(np.float32)
+
+
+def _bf16(x: Lanes, mode: str, ftz: bool) -> Lanes:
+    bits = (x if x.dtype == np.float32 else odd_single(x)).view(np.uint32)
     rest, negative = bits & np.uint32(0xFFFF), (bits >> np.uint32(31)) == 1
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     half = np.uint32(0x8000)

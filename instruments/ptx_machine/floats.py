@@ -15,7 +15,7 @@ from functools import reduce
 import numpy as np
 
 from ptx_machine import series
-from ptx_machine.float64_carrier import NAN, PAIRS, ROUNDINGS, bits_of, carried, clamped, flushed, odd_sum
+from ptx_machine.float64_carrier import NAN, PAIRS, ROUNDINGS, bits_of, carried, clamped, flushed, numbers, odd_sum
 from ptx_machine.lanes import DTYPES, Lanes, Lanewise, Meaning, refuse
 from ptx_machine.syntax import Instruction
 
@@ -27,16 +27,18 @@ def halves(bits: Lanes, kind: str) -> list[Lanes]:
     """Split a packed pair (32,) into its two numbers, the lower half first; any other type gives one."""
     if kind not in PAIRS:
         return [bits]
-    pairs = np.ascontiguousarray(bits)[:, None].view(DTYPES[PAIRS[kind]])  # (32, 2)
-    return [np.ascontiguousarray(pairs[:, i]) for i in range(2)]
+    dtype = DTYPES[PAIRS[kind]]
+    width = 8 * dtype.itemsize
+    return [(bits >> shift).astype(f"uint{width}").view(dtype) for shift in (0, width)]
 
 
-def joined(numbers: list[Lanes]) -> Lanes:
+def joined(parts: list[Lanes]) -> Lanes:
     """Pack the two numbers of `halves` into a pair (32,); return one number as it is."""
-    if len(numbers) == 1:
-        return numbers[0]
-    pairs = np.stack(numbers, 1)  # (32, 2)
-    return pairs.view(f"uint{16 * pairs.itemsize}")[:, 0]
+    if len(parts) == 1:
+        return parts[0]
+    width = 8 * parts[0].dtype.itemsize
+    low, high = (x.view(f"uint{width}").astype(f"uint{2 * width}") for x in parts)
+    return low | high << width
 
 
 TERMS = {  # of a sum
@@ -45,12 +47,13 @@ TERMS = {  # of a sum
 }  # fmt: skip
 
 
-def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
-    """Make the meaning of an instruction of `count` operands.
+def elementwise(count: int, run: Callable[..., Lanes], nearest: Callable[..., Lanes] | None = None) -> Meaning:
+    """Make the meaning of an instruction of `count` operands; of sums in FP32 all but the last may be of 16 bits.
 
     Args:
         count: number of operands.
         run: a function of float64 (32,), whose result is exact, rounded to odd, or good to 2**-50.
+        nearest: the same of FP32 or of FP64, rounded to nearest in that format; None: `run` does that.
 
     Returns:
         A function of an Instruction that returns a Lanewise. It raises a ValueError for words that are not modelled.
@@ -62,49 +65,40 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
             raise refuse(instruction, f"{', '.join(sorted(words - KNOWN))} is not modelled")
         mode = next((word for word in instruction.words if word in ROUNDINGS), "rn")
         kind, *others = instruction.types
-        if others:
-            return _mixed(instruction, count, run, mode)
+        takes = (*others * (count - 1), kind) if others else (kind,) * count
+        sum_of_two_types = kind == "f32" and others in (["f16"], ["bf16"]) and instruction.name in ("add", "sub", "fma")
+        if others and not (sum_of_two_types and words <= {*ROUNDINGS, kind, *others}):
+            raise refuse(instruction, "its types are not modelled together")
         if kind == "f64":
             if mode != "rn":
                 raise refuse(instruction, "FP64 is modelled to nearest alone")
-            return Lanewise((kind,) * count, kind, FP64.get(instruction.name, run))
+            return Lanewise(takes, kind, nearest or run)
         ftz, single_kind = "ftz" in words, PAIRS.get(kind, kind)
+        at_once = nearest if single_kind == "f32" and mode == "rn" and not others else None
 
         def single(*bits):
-            values = [carried(numbers, single_kind, ftz) for numbers in bits]
-            x = run(*values)
+            as_numbers = carried if at_once is None else numbers
+            values = [as_numbers(x, PAIRS.get(each, each), ftz) for x, each in zip(bits, takes)]
+            x = (at_once or run)(*values)
             if mode == "rm" and instruction.name in TERMS:  # downward a sum that is exactly 0 is -0, but for +0 and +0
-                negative = np.any([np.signbit(term) for term in TERMS[instruction.name](*values)], 0)
+                negative = reduce(np.logical_or, map(np.signbit, TERMS[instruction.name](*values)))
                 x = np.where((x == 0) & negative, -0.0, x)
             return bits_of(clamped(x, words), single_kind, mode, ftz)
 
         def lanes(*operands):
-            return joined([single(*numbers) for numbers in zip(*(halves(x, kind) for x in operands))])
+            return joined([single(*bits) for bits in zip(*map(halves, operands, takes))])
 
-        return Lanewise((kind,) * count, kind, lanes)
+        return Lanewise(takes, kind, lanes)
 
     return meaning
 
 
-def _mixed(instruction: Instruction, count: int, run: Callable[..., Lanes], mode: str) -> Lanewise:
-    """Make the meaning of a sum in FP32 whose other operands are of 16 bits; the last one is in FP32.
-
-    Raises:
-        ValueError: it is another instruction.
-    """
-    gives, short, *more = instruction.types
-    if instruction.name not in ("add", "sub", "fma") or gives != "f32" or short not in ("f16", "bf16") or more:
-        raise refuse(instruction, "its types are not modelled together")
-    if {*instruction.words[1:]} - {*ROUNDINGS, gives, short}:
-        raise refuse(instruction, "of a sum of two types, its words are not modelled")
-    takes = (*(short,) * (count - 1), gives)
-    return Lanewise(
-        takes, gives, lambda *bits: bits_of(run(*(carried(x, kind) for x, kind in zip(bits, takes))), gives, mode)
-    )
-
-
-def _fused64(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
-    """Compute a b + c in FP64, rounded once."""
+def fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+    """Compute a b + c in FP32 or FP64, rounded once."""
+    if not isinstance(a, np.ndarray):  # compiled code has an operation for it
+        return a.fused(b, c)
+    if a.dtype == np.float32:
+        return odd_sum(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)).astype(np.float32)
     plain = a * b + c
     sums = [
         p if not (np.isfinite(x) and np.isfinite(y) and np.isfinite(z)) or p == 0 == x * y
@@ -123,11 +117,6 @@ def _near64(exact: Fraction, plain: float) -> float:
         return np.copysign(np.inf, float(exact > 0) - 0.5)
 
 
-FP64 = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fma": _fused64, "mad": _fused64,
-}  # fmt: skip
-
-
 def _extreme(largest: bool) -> Meaning:
     """Make the meaning of min and max, of two operands or three: of a number and NaN it is the number, or with the
     word NaN it is NaN; +0 > -0."""
@@ -144,7 +133,7 @@ def _extreme(largest: bool) -> Meaning:
         def run(a, *others):
             return reduce(of_two, others, a)
 
-        return elementwise(len(instruction.operands) - 1, run)(instruction)
+        return elementwise(len(instruction.operands) - 1, run, run)(instruction)
 
     return meaning
 
@@ -216,12 +205,12 @@ EXACTLY = {  # of approximate instructions: the number of operands, and the valu
     "rsqrt": (1, lambda a: 1 / np.sqrt(a)), "ex2": (1, exp2), "lg2": (1, log2), "tanh": (1, tanh),
     "sin": (1, lambda a: _turn(a, 0)), "cos": (1, lambda a: _turn(a, 1)),
 }  # fmt: skip
-FUSED = elementwise(3, lambda a, b, c: odd_sum(a * b, c))
+FUSED = elementwise(3, lambda a, b, c: odd_sum(a * b, c), fused)
 FLOATS: dict[str, Meaning] = {
-    "add": elementwise(2, odd_sum), "sub": elementwise(2, lambda a, b: odd_sum(a, -b)),
-    "mul": elementwise(2, lambda a, b: a * b), "fma": FUSED, "mad": FUSED,
-    "div_add": elementwise(3, lambda a, b, c: odd_sum(a / b, c)),
-    "min": _extreme(False), "max": _extreme(True),
-    "neg": _sign(True), "abs": _sign(False),
     **{name: elementwise(*each) for name, each in EXACTLY.items()},
+    "add": elementwise(2, odd_sum, np.add), "sub": elementwise(2, lambda a, b: odd_sum(a, -b), np.subtract),
+    "mul": elementwise(2, lambda a, b: a * b, np.multiply), "fma": FUSED, "mad": FUSED,
+    "div": elementwise(*EXACTLY["div"], np.divide), "sqrt": elementwise(*EXACTLY["sqrt"], np.sqrt),
+    "div_add": elementwise(3, lambda a, b, c: odd_sum(a / b, c)),
+    "min": _extreme(False), "max": _extreme(True), "neg": _sign(True), "abs": _sign(False),
 }  # fmt: skip

@@ -177,7 +177,7 @@ def _count(instruction: Instruction) -> Lanewise:
 
     def run(a):
         if name == "popc":
-            return digits(a).sum(1).astype(np.uint32)
+            return np.bitwise_count(a).astype(np.uint32)
         if name == "brev":
             return (digits(a) << np.arange(bits, dtype=np.uint64)).sum(1).astype(f"uint{bits}")
         x = np.where(a < 0, ~a, a) if kind[0] == "s" else a
@@ -194,12 +194,12 @@ def _four_bytes(instruction: Instruction) -> Lanewise:
     """Make dp4a: c plus the products of four pairs of bytes."""
     first, second = instruction.types
     gives = "u32" if (first, second) == ("u32", "u32") else "s32"
-    of = {"u32": np.uint8, "s32": np.int8}
 
     def run(a, b, c):
-        x, y = (z.view(of[k]).reshape(-1, 4).astype(np.int64)
-                for z, k in ((a, first), (b, second)))  # fmt: skip
-        return ((x * y).sum(1) + c.astype(np.int64)).astype(np.uint32).view(c.dtype)
+        for place in (0, 8, 16, 24):
+            x, y = (z << 24 - place >> 24 for z in (a, b))  # a byte, extended by its sign if it has one
+            c = c + x.view(c.dtype) * y.view(c.dtype)
+        return c
 
     return Lanewise((first, second, gives), gives, run)
 

@@ -25,11 +25,12 @@ FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f32x2", "f64")
 
 @dataclass(frozen=True)
 class Lanewise:
-    """An instruction that computes, in every thread, a result from that thread's values only.
+    """A result that an instruction computes in every thread, from that thread's values or from all of its warp's.
 
     Attributes:
-        takes, gives: types of its operands and of its result.
-        run: a function of arrays (32,) of DTYPES; its result is one too.
+        takes, gives: types of the operands and of the result.
+        run: a function of arrays (32,) of DTYPES; its result is one too. It is compiled by what it does with them:
+            `native.traced`.
     """
 
     takes: tuple[str, ...]
@@ -38,6 +39,7 @@ class Lanewise:
 
 
 Meaning: TypeAlias = Callable[[Instruction], Lanewise]  # it raises a ValueError for words without a meaning
+Meanings: TypeAlias = Callable[[Instruction], Lanewise | tuple[Lanewise, ...]]  # of all results
 
 
 def raw(kind: str) -> np.dtype:
@@ -62,6 +64,13 @@ def write(values: Lanes, kind: str) -> Lanes:
     if values.dtype.itemsize == dtype.itemsize:
         return values.view(dtype)
     return values.astype(np.dtype(f"int{BITS[kind]}") if values.dtype.kind == "i" else dtype).view(dtype)
+
+
+def looked_up(results: np.ndarray, places: Lanes) -> Lanes:
+    """Return the results (n,) at places (32,)."""
+    if isinstance(places, (int, np.ndarray)):
+        return results[places]
+    return places.looked_up(results)  # compiled code has an operation for it
 
 
 def refuse(instruction: Instruction, reason: str) -> ValueError:

@@ -34,12 +34,9 @@ def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
     """Convert the bits of factors, of any shape, to float64 of that shape."""
     if kind in WHOLE:
         return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
-    if kind in ("e4m3", "e5m2"):
-        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
-        return torch.from_numpy(bits).view(dtype).to(torch.float64).numpy()
     if kind == "tf32":  # the hardware leaves out what is below its 10 bits
         return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-    return carried(bits if kind == "bf16" else bits.view(np.float16), kind)
+    return carried(bits.view(np.float16) if kind == "f16" else bits, kind)
 
 
 def summed(core: TensorCore, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
@@ -91,7 +88,7 @@ class Product:
     def __call__(self, a: list[Lanes], b: list[Lanes], c: list[Lanes]) -> np.ndarray:
         """Compute the registers of the result, (count, 32), from those of A, B and C, (32,) each; all are bits."""
         m, n, k = self.shape
-        A, B = _assembled(a, self.a, (m, k), left), _assembled(b, self.b, (k, n), right)
+        A, B = assembled(a, self.a, (m, k), left), assembled(b, self.b, (k, n), right)
         C = from_result(np.stack(c), self.takes)
         if self.whole:
             D = A @ B + C  # exact
@@ -109,7 +106,7 @@ def right(r: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     return (count * T + 4 * count * r)[:, None] + np.arange(count), G[:, None]
 
 
-def _assembled(registers: list[Lanes], kind: str, shape: tuple[int, int], places: Callable) -> np.ndarray:
+def assembled(registers: list[Lanes], kind: str, shape: tuple[int, int], places: Callable) -> np.ndarray:
     """Assemble a factor, float64, from its registers; places: `left` or `right`."""
     bits = np.stack(registers)[..., None]
     X = np.zeros(shape)

@@ -234,11 +234,11 @@ class View:
             BadAccess: a lane may not read there.
         """
         out = np.zeros((WARP, size), np.uint8)
-        for where, at, lanes, memory in self._places(space, addresses, size, mask, local):
+        for where, at, lanes, memory in self.places(space, addresses, size, mask, local):
             out[lanes] = where(at[lanes], None)
             if isinstance(memory, Shared):
                 memory.reads(at[lanes], size, lanes)
-            elif memory is not None and memory.fresh and self.outer.edges[:, 2].any():
+            elif isinstance(memory, Span) and memory.fresh and self.outer.edges[:, 2].any():
                 words = out.view(f"u{min(size, WORD)}")
                 seen = lanes & (words == np.iinfo(words.dtype).max).any(1)
                 if seen.any():
@@ -254,14 +254,14 @@ class View:
         Raises:
             BadAccess: a lane may not write there.
         """
-        for where, at, lanes, memory in self._places(space, addresses, values.shape[1], mask, local):
+        for where, at, lanes, memory in self.places(space, addresses, values.shape[1], mask, local):
             if isinstance(memory, Shared):
                 memory.writes(at[lanes], values[lanes], lanes)
             where(at[lanes], values[lanes])
 
-    def _places(self, space, addresses, size, mask, local):
+    def places(self, space, addresses, size, mask, local):
         """Yield, for each memory that lanes access, (function of starts and values that reads or writes, starts, lanes,
-        the Shared, the Span of global memory, or None)."""
+        the Shared, the Span of global memory, or else the name of its space)."""
         addresses = addresses.astype(np.uint64)
         wrong = mask & (addresses % np.uint64(size) != 0)
         if wrong.any():
@@ -273,10 +273,10 @@ class View:
             for base, inner in ((SHARED, "shared"), (LOCAL, "local"), (PARAMETERS, "param")):
                 lanes = mask & (window == np.uint64(base))
                 if lanes.any():
-                    yield from self._places(inner, addresses - np.uint64(base), size, lanes, local)
+                    yield from self.places(inner, addresses - np.uint64(base), size, lanes, local)
                 mask = mask & ~lanes
             if mask.any():
-                yield from self._places("global", addresses, size, mask, local)
+                yield from self.places("global", addresses, size, mask, local)
         elif space in ("global", "const"):
             outer = self.outer if space == "global" else self.constants
             for span, lanes in outer.of(addresses, size, mask):
@@ -291,9 +291,9 @@ class View:
                 raise BadAccess(lane, reason, Trouble.ACCESS)
             if space == "local":
                 starts = addresses + np.uint64(end) * np.arange(WARP, dtype=np.uint64)
-                yield _access(local.reshape(-1), size), starts, mask, None
+                yield _access(local.reshape(-1), size), starts, mask, space
             else:
-                yield _access(data, size), addresses, mask, self.shared if space == "shared" else None
+                yield _access(data, size), addresses, mask, self.shared if space == "shared" else space
 
 
 def _access(data: np.ndarray, size: int):

@@ -4,10 +4,12 @@ Movement and Conversion Instructions".
 A copy by cp.async is done at once: a kernel that waits for it, as it must, sees no difference. Races knows if it waits.
 """
 
+from functools import reduce
+
 import numpy as np
 
-from ptx_machine.lanes import DTYPES, WARP, refuse
-from ptx_machine.memory import LOCAL, PARAMETERS, SHARED
+from ptx_machine.lanes import DTYPES, WARP, Lanewise, Meanings, refuse
+from ptx_machine.memory import LOCAL, PARAMETERS, SHARED, WINDOW
 from ptx_machine.operands import Addresses, address, into_shared, source, sources, targets, whole
 from ptx_machine.syntax import BITS, Instruction, Operand, Register, parts
 from ptx_machine.warp import Step
@@ -37,41 +39,45 @@ def check_hints(instruction: Instruction, *known: str) -> None:
             raise refuse(instruction, f"{word} is not modelled")
 
 
-def move(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of mov: of a register, a constant or an address; it also packs and unpacks vectors."""
-    kind = instruction.types[-1]
-    to, operand = instruction.operands
-    into, count = targets(to, instruction), len(parts(operand))
-    values_of = sources(operand, kind if count == 1 else f"b{BITS[kind] // count}", instruction, names)
-    dtype = f"uint{BITS[kind] // len(into)}"
+def move(instruction: Instruction) -> tuple[Lanewise, ...]:
+    """Make mov: of a register, a constant or an address; it also packs and unpacks vectors."""
+    kind, (into, of) = instruction.types[-1], map(parts, instruction.operands)
+    if len(into) == len(of) == 1:
+        return (Lanewise((kind,), kind, lambda x: x),)
+    width = BITS[kind] // max(len(into), len(of))
+    full, part = f"b{BITS[kind]}", f"b{width}"
+    if len(into) == 1:
 
-    def step(warp, mask):
-        values = [value(warp) for value in values_of]
-        packed = len(values) > 1 or len(into) > 1
-        warp.write_each(into, np.stack(values, 1).view(dtype).T if packed else values, mask)
+        def packed(*values):
+            return reduce(np.bitwise_or, (x.astype(DTYPES[full]) << width * i for i, x in enumerate(values)))
 
-    return step
+        return (Lanewise((part,) * len(of), full, packed),)
+
+    def unpacked(i):
+        return lambda x: (x >> width * i).astype(DTYPES[part])
+
+    return tuple(Lanewise((full,), part, unpacked(i)) for i in range(len(into)))
 
 
-def to_generic(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of cvta: between addresses of a space and generic ones.
-
-    Raises:
-        ValueError: addresses are not of 64 bits.
-    """
-    kind, back = instruction.types[-1], "to" in instruction.words
-    space = space_of(instruction)
-    base = np.uint64({"shared": SHARED, "local": LOCAL, "param": PARAMETERS}.get(space, 0))
-    to, operand = instruction.operands
-    value, (into,) = source(operand, "u64", instruction, names), targets(to, instruction)
-    if kind != "u64":
+def to_generic(instruction: Instruction) -> Lanewise:
+    """Make cvta: between addresses of a space and generic ones."""
+    base = {"shared": SHARED, "local": LOCAL, "param": PARAMETERS}.get(space_of(instruction), 0)
+    if instruction.types[-1] != "u64":
         raise refuse(instruction, "addresses of 64 bits are modelled")
+    if "to" in instruction.words:
+        return Lanewise(("u64",), "u64", lambda x: x - base)
+    return Lanewise(("u64",), "u64", lambda x: x + base)
 
-    def step(warp, mask):
-        x = value(warp)
-        warp.write(into, x - base if back else x + base, mask)
 
-    return step
+def in_space(instruction: Instruction) -> Lanewise:
+    """Make isspacep: whether a generic address lies in a space."""
+
+    def inside(base):
+        return lambda x: (x >= base) & (x < base + WINDOW)
+
+    shared, local = inside(SHARED), inside(LOCAL)
+    outside = lambda x: ~(shared(x) | local(x))  # noqa: E731
+    return Lanewise(("u64",), "pred", {"shared": shared, "local": local}.get(space_of(instruction), outside))
 
 
 def load(instruction: Instruction, names: Addresses) -> Step:
@@ -194,31 +200,14 @@ def matrices(instruction: Instruction, names: Addresses) -> Step:
     return load_step if loads else store_step
 
 
-def in_space(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of isspacep: whether a generic address lies in a space."""
-    space = space_of(instruction)
-    value = source(instruction.operands[1], "u64", instruction, names)
-    (into,) = targets(instruction.operands[0], instruction)
-    base = {"shared": SHARED, "local": LOCAL}
-
-    def step(warp, mask):
-        x = value(warp)
-        window = {name: (x >= np.uint64(start)) & (x < np.uint64(start + (1 << 32))) for name, start in base.items()}
-        inside = window[space] if space in window else ~(window["shared"] | window["local"])
-        warp.write(into, inside, mask)
-
-    return step
-
-
 def nothing(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of fences, prefetches and others without effect in a machine that executes in order."""
     return lambda warp, mask: None
 
 
+REGISTER_MOVES: dict[str, Meanings] = {"mov": move, "cvta": to_generic, "isspacep": in_space}
 MOVES = {
-    "mov": move, "cvta": to_generic, "ld": load, "ldu": load, "st": store, "cp": copy, "ldmatrix": matrices,
-    "stmatrix": matrices, "isspacep": in_space, "membar": nothing, "fence": nothing,
-    "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
-    "createpolicy": nothing,
-    "griddepcontrol": nothing, "setmaxnreg": nothing,
+    "ld": load, "ldu": load, "st": store, "cp": copy, "ldmatrix": matrices, "stmatrix": matrices,
+    **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "discard", "applypriority", "createpolicy",
+                     "griddepcontrol", "setmaxnreg"), nothing),
 }  # fmt: skip

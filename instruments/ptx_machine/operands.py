@@ -39,10 +39,7 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
         return lambda warp: lanes
     if isinstance(operand, Negated):
         register = operand.register
-        if kind == "pred":
-            return lambda warp: np.invert(warp.bits(register))
-        bits = np.array(SIGNS[kind], raw(kind))
-        return lambda warp: (warp.read(register, kind).view(bits.dtype) ^ bits).view(DTYPES[kind])
+        return lambda warp: negated(warp.read(register, kind), kind)
     if isinstance(operand, Special):
         name = operand.name
         if name not in SPECIAL_REGISTERS:
@@ -53,6 +50,11 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
 
         return special
     raise refuse(instruction, f"the operand {operand} is not modelled")
+
+
+def negated(x: Lanes, kind: str) -> Lanes:
+    """Return floats of a type (32,) with their signs changed; of predicates, the opposite."""
+    return ~x if kind == "pred" else (x.view(raw(kind)) ^ np.array(SIGNS[kind], raw(kind))).view(DTYPES[kind])
 
 
 def named(name: str, instruction: Instruction, names: Addresses) -> int:

@@ -6,23 +6,24 @@ from collections.abc import Mapping
 from ptx_machine import control, exchange, tensor_memory, warpgroup
 from ptx_machine.approximate import wobbling
 from ptx_machine.atomics import ATOMICS
-from ptx_machine.comparisons import SELECTIONS, set_predicate
+from ptx_machine.comparisons import SELECTIONS
 from ptx_machine.contraction import contracted
 from ptx_machine.conversions import convert
 from ptx_machine.device import GPU
 from ptx_machine.floats import FLOATS as FLOAT_MEANINGS
 from ptx_machine.integers import INTEGERS
-from ptx_machine.lanes import FLOATS, Lanes, Lanewise, refuse
+from ptx_machine.lanes import FLOATS, Lanes, Lanewise, Meanings, refuse
 from ptx_machine.memory import Trouble
 from ptx_machine.memory_barriers import memory_barrier
-from ptx_machine.moves import MOVES, nothing
+from ptx_machine.moves import MOVES, REGISTER_MOVES, nothing
 from ptx_machine.operands import Addresses, source, targets
 from ptx_machine.special_unit import measured
-from ptx_machine.syntax import Address, Entry, Instruction, Register, Symbol, Variable
+from ptx_machine.syntax import Address, Entry, Instruction, Operand, Register, Symbol, Variable, parts
 from ptx_machine.tensor_maps import bulk_copy
 from ptx_machine.warp import Code, Step
 
 PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a != b, "not": lambda a: ~a}
+OTHERS: dict[str, Meanings] = {"cvt": convert, "movmatrix": exchange.transpose, **SELECTIONS, **REGISTER_MOVES}
 MOST_UNKNOWN = 12  # named in an error
 
 
@@ -32,8 +33,8 @@ def approximated(instruction: Instruction, gpu: GPU) -> Lanewise | None:
     return measured(instruction, gpu.name) if gpu.wobble is None else wobbling(instruction, gpu.wobble)
 
 
-def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
-    """Return the Lanewise of an instruction that uses only each thread's own values; None: it is of another kind.
+def lanewise(instruction: Instruction, gpu: GPU) -> tuple[Lanewise, ...]:
+    """Return the results of an instruction that uses only each thread's own values; (): it is of another kind.
 
     Raises:
         ValueError: it is of this kind, and not modelled.
@@ -41,17 +42,17 @@ def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
     name, types = instruction.name, instruction.types
     approximate = approximated(instruction, gpu)
     if approximate is not None:
-        return approximate
-    if name == "cvt":
-        return convert(instruction)
-    if name in SELECTIONS:
-        return SELECTIONS[name](instruction)
-    if types[-1:] == ("pred",) and name in PREDICATES:
-        return Lanewise(("pred",) * (1 if name == "not" else 2), "pred", PREDICATES[name])
-    table: Mapping = FLOAT_MEANINGS if types and types[-1] in FLOATS else INTEGERS
-    if name in table and not types:
+        return (approximate,)
+    if name in PREDICATES and types[-1:] == ("pred",):
+        return (Lanewise(("pred",) * (1 if name == "not" else 2), "pred", PREDICATES[name]),)
+    arithmetic = FLOAT_MEANINGS if types and types[-1] in FLOATS else INTEGERS
+    table: Mapping[str, Meanings] = OTHERS if name in OTHERS else arithmetic
+    if name not in table:
+        return ()
+    if not types and table is INTEGERS:
         raise refuse(instruction, "its type is not modelled")
-    return table[name](instruction) if name in table else None
+    results = table[name](instruction)
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _aligned(start: int, align: int) -> int:
@@ -133,17 +134,15 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
         return bulk_copy(instruction, names)
     if name == "mbarrier":
         return memory_barrier(instruction, names)
-    if name == "setp":
-        return control.predicate_results(instruction, set_predicate(instruction), names)
     if name in ("ld", "st") and "param" in instruction.words and not _own(instruction, names):
         return nothing(instruction, names)  # of a call, which is a Fault itself
     for table in (control.BARRIERS, exchange.EXCHANGES, MOVES, ATOMICS):
         if name in table:
             return table[name](instruction, names)
-    meaning = lanewise(instruction, gpu)
-    if meaning is None:
+    results = lanewise(instruction, gpu)
+    if not results:
         raise refuse(instruction, "it is not modelled")
-    return everywhere(instruction, meaning, names)
+    return everywhere(instruction, results, names)
 
 
 def _own(instruction: Instruction, names: Addresses) -> bool:
@@ -152,20 +151,25 @@ def _own(instruction: Instruction, names: Addresses) -> bool:
     return not any(isinstance(base, Symbol) and base.name not in names for base in bases)
 
 
-def everywhere(instruction: Instruction, meaning: Lanewise, names: Addresses) -> Step:
+def everywhere(instruction: Instruction, results: tuple[Lanewise, ...], names: Addresses) -> Step:
     """Make the step of a lanewise instruction.
 
     Raises:
         ValueError: it has another number of operands.
     """
-    to, *operands = instruction.operands
-    if len(operands) != len(meaning.takes):
-        raise refuse(instruction, f"got {len(operands)} operands; accepted are {len(meaning.takes)}")
-    values = [source(operand, kind, instruction, names) for operand, kind in zip(operands, meaning.takes)]
-    (into,) = targets(to, instruction)
-    run = meaning.run
+    into, operands = targets(instruction.operands[0], instruction), operands_of(instruction)
+    takes = results[0].takes
+    if len(operands) != len(takes) or len(into) > len(results):
+        raise refuse(instruction, f"got {len(operands)} operands; accepted are {len(takes)}")
+    values = [source(operand, kind, instruction, names) for operand, kind in zip(operands, takes)]
 
     def take(warp, mask: Lanes):
-        warp.write(into, run(*(value(warp) for value in values)), mask)
+        x = [value(warp) for value in values]
+        warp.write_each(into, [result.run(*x) for _, result in zip(into, results)], mask)
 
     return take
+
+
+def operands_of(instruction: Instruction) -> list[Operand]:
+    """Return an instruction's operands without its results, those of a vector one after the other."""
+    return [part for operand in instruction.operands[1:] for part in parts(operand)]

@@ -7,21 +7,20 @@ in memory, or row-major ("MN-major"). Its cores are 8 lines of 16, 32, 64 or 128
 bytes of a line: bits 4 to 6 of an address are changed by bits 7 to 9.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
+from ptx_machine.lanes import looked_up
 from ptx_machine.memory import BadAccess, Shared, Trouble
 
 PIECE = 16  # bytes
 LINES = 8  # of a core
-WIDTHS_WGMMA = {0: 16, 1: 128, 2: 64, 3: 32}  # a descriptor's swizzle -> bytes of a line
-WIDTHS_TCGEN05 = {0: 16, 2: 128, 4: 64, 6: 32}
+WIDTHS = np.array((16, 128, 64, 32))  # bytes of a line, by a descriptor's swizzle
 
 
-@dataclass(frozen=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """Where a matrix lies.
 
     Attributes:
@@ -42,16 +41,20 @@ class Descriptor:
         Raises:
             ValueError: its swizzle, or a base offset, is not modelled.
         """
-        swizzle, widths = (bits >> 61, WIDTHS_TCGEN05) if fifth else (bits >> 62, WIDTHS_WGMMA)
-        if swizzle not in widths or bits >> 49 & 7 or fifth and bits >> 52 & 1:
+        if bits >> 49 & 7 or fifth and bits & (1 << 61 | 1 << 52):
             raise ValueError(f"the matrix descriptor {bits:#x} has a swizzle or a base offset that is not modelled")
+        return cls.fields(bits)
+
+    @classmethod
+    def fields(cls, bits) -> "Descriptor":
+        """Read the fields of a number, or of lanes that compiled code has."""
         start, leading, stride = ((bits >> shift & 0x3FFF) * PIECE for shift in (0, 16, 32))
-        return cls(start, leading, stride, widths[swizzle])
+        return cls(start, leading, stride, looked_up(WIDTHS, bits >> 62 & 3))
 
 
 def swizzled(at: np.ndarray, width: int) -> np.ndarray:
     """Move addresses, int64, as the swizzle of lines of `width` bytes does."""
-    return at ^ ((at >> 7 & (width // PIECE - 1)) << 4)
+    return at ^ ((at >> 7 & ((width >> 4) - 1)) << 4)
 
 
 @lru_cache(maxsize=4096)
@@ -62,17 +65,21 @@ def places(descriptor: Descriptor, rows: int, k: int, size: int, k_major: bool) 
         descriptor: where it lies. rows, k: its shape. size: bytes of an element.
         k_major: whether neighbours along the sum are neighbours in memory.
     """
-    row, column = np.arange(rows)[:, None], size * np.arange(k)[None]  # the column in bytes
-    width, start = descriptor.width, descriptor.start
-    if k_major and width == PIECE:
-        at = row % LINES * PIECE + row // LINES * descriptor.stride + column // PIECE * descriptor.leading
-        at = at + column % PIECE
-    elif k_major:
-        at = row % LINES * width + row // LINES * descriptor.stride + column
+    return place(descriptor, np.arange(rows)[:, None], np.arange(k)[None], size, k_major)
+
+
+def place(descriptor: Descriptor, row, column, size: int, k_major: bool):
+    """Compute the addresses of elements by their rows and columns, arrays; or by rows that compiled code has, and one
+    column."""
+    start, leading, stride, width = descriptor
+    plain = width == PIECE
+    if k_major:
+        at, along = (row & LINES - 1) * width + (row >> 3) * stride, size * column  # lines are eight
+        at = at + np.where(plain, along // PIECE * leading + along % PIECE, along)
     else:
-        along, line = size * np.arange(rows)[:, None], np.arange(k)[None]
-        far, deep = (descriptor.stride, descriptor.leading)[:: 1 if width == PIECE else -1]
-        at = along % width + along // width * far + line % LINES * width + line // LINES * deep
+        along, far, deep = size * row, np.where(plain, stride, leading), np.where(plain, leading, stride)
+        outer = (along >> np.bitwise_count(width - 1)) * far  # width is a power of two
+        at = (along & width - 1) + outer + column % LINES * width + column // LINES * deep
     return swizzled(start + at, width)
 
 

@@ -9,14 +9,14 @@ inverting its bits, which is one step of 2^-23 too low, but for whole x. log2 x 
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 
 import numpy as np
 
 from ptx_machine.float64_carrier import PAIRS, bits_of, odd_sum
 from ptx_machine.floats import halves, joined
 from ptx_machine.folders import PACKAGE
-from ptx_machine.lanes import Lanes, Lanewise
+from ptx_machine.lanes import Lanes, Lanewise, looked_up
 from ptx_machine.syntax import Instruction
 
 FILE = PACKAGE / "h100_functions.npz"  # its provenance lies beside it
@@ -39,17 +39,18 @@ def measured(instruction: Instruction, gpu: str) -> Lanewise | None:
         results = short(f"{name}_{single}")
 
         def look(x: Lanes) -> Lanes:
-            found = [results[each.view(np.uint16)].view(each.dtype) for each in halves(x, kind)]
-            return joined(found)
+            return joined([looked_up(results, each.view(np.uint16)).view(each.dtype) for each in halves(x, kind)])
 
         return Lanewise((kind,), kind, look)
     if kind != "f32":
         return None
     if name in ("div", "div_add"):
         full, run = "full" in instruction.words, divided if name == "div" else divided_and_added
-        return Lanewise((kind,) * (len(instruction.operands) - 1), kind, _quiet(lambda *x: run(*x, ftz=ftz, full=full)))
+        takes = (kind,) * (len(instruction.operands) - 1)
+        return Lanewise(takes, kind, lambda *x: bits_of(run(*x, ftz=ftz, full=full), kind))
     if name in UNIT:
-        return Lanewise((kind,), kind, _quiet((UNIT if ftz else WITH_SUBNORMALS)[name]))
+        of_one = (UNIT if ftz else WITH_SUBNORMALS)[name]
+        return Lanewise((kind,), kind, lambda x: bits_of(of_one(x), kind))
     return None
 
 
@@ -72,21 +73,24 @@ def short(name: str) -> np.ndarray:
 
 
 def flushed(x: Lanes) -> Lanes:
-    """Replace subnormal numbers by zero of their sign, and NaN by the unit's NaN: float32."""
-    x = np.where(np.abs(x) < SMALLEST, np.copysign(np.float32(0), x), x).astype(np.float32)
-    return _one_nan(x)
+    """Round floats to FP32, with zero of their sign for subnormal numbers, and the unit's NaN for NaN."""
+    return bits_of(x, "f32", ftz=True)
 
 
-def _one_nan(x: Lanes) -> Lanes:
-    return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), x.view(np.uint32)).view(np.float32)
+def _unit(run: Callable[[Lanes], Lanes]) -> Callable[[Lanes], Lanes]:
+    """Make a function of the unit, whose operands and results, float32 (n,), have no subnormal numbers. run: computes
+    it of numbers, in float64."""
+
+    @wraps(run)
+    def unit(x: Lanes) -> Lanes:
+        x = flushed(x)
+        return flushed(np.where(np.isnan(x), np.nan, run(x)))
+
+    return unit
 
 
-def _quiet(run: Callable[..., Lanes]) -> Callable[..., Lanes]:
-    def quiet(*x: Lanes) -> Lanes:
-        with np.errstate(all="ignore"):
-            return _one_nan(run(*x).astype(np.float32))
-
-    return quiet
+def _found(name: str, places: Lanes) -> Lanes:
+    return looked_up(table(name), places).astype(np.float64)
 
 
 def _split(x: Lanes) -> tuple[Lanes, Lanes]:
@@ -94,55 +98,54 @@ def _split(x: Lanes) -> tuple[Lanes, Lanes]:
     return ((bits >> np.uint32(23)) & np.uint32(255)).astype(np.int64) - 127, bits & np.uint32(FRACTION)
 
 
+@_unit
 def ex2(x: Lanes) -> Lanes:
-    """Compute 2^x as MUFU.EX2 does; x and the result, float32 (n,), have no subnormal numbers."""
-    x = flushed(x)
+    """Compute 2^x as MUFU.EX2 does."""
     size = np.minimum(np.where(np.isnan(x), 0, np.abs(x)).astype(np.float64), 512.0)
     steps = (size * BINADE).astype(np.int64)
     steps = np.where(x < 0, np.where(steps & FRACTION, ~steps, -steps), steps)
-    power = np.ldexp(table("ex2")[steps & FRACTION].astype(np.float64), steps >> 23)
-    return flushed(np.where(np.isnan(x), np.nan, power).astype(np.float32))
+    return np.ldexp(_found("ex2", steps & FRACTION), steps >> 23)
 
 
+@_unit
 def rcp(x: Lanes) -> Lanes:
     """Compute 1 / x as MUFU.RCP does."""
-    x = flushed(x)
     exponent, significand = _split(x)
-    y = np.ldexp(table("rcp")[significand].astype(np.float64), -exponent)
+    y = np.ldexp(_found("rcp", significand), -exponent)
     y = np.where(x == 0, np.inf, np.where(np.isinf(x), 0.0, y))
-    return flushed(np.where(np.isnan(x), np.nan, np.copysign(y, x)).astype(np.float32))
+    return np.copysign(y, x)
 
 
+@_unit
 def rsqrt(x: Lanes) -> Lanes:
     """Compute 1 / sqrt(x) as MUFU.RSQ does."""
-    x = flushed(x)
     exponent, significand = _split(x)
     odd = exponent & 1
-    y = np.where(odd, table("rsqrt1")[significand], table("rsqrt0")[significand]).astype(np.float64)
-    y = np.ldexp(y, (odd - exponent) // 2)
+    y = np.where(odd, _found("rsqrt1", significand), _found("rsqrt0", significand))
+    y = np.ldexp(y, (odd - exponent) >> 1)
     y = np.where(x == 0, np.copysign(np.inf, x), np.where(np.isinf(x), 0.0, y))
-    return flushed(np.where((x < 0) | np.isnan(x), np.nan, y).astype(np.float32))
+    return np.where(x < 0, np.nan, y)
 
 
+@_unit
 def sqrt(x: Lanes) -> Lanes:
     """Compute sqrt(x) as MUFU.SQRT does."""
-    x = flushed(x)
     exponent, significand = _split(x)
     odd = exponent & 1
-    y = np.where(odd, table("sqrt1")[significand], table("sqrt0")[significand]).astype(np.float64)
-    y = np.where((x == 0) | np.isinf(x), x, np.ldexp(y, (exponent - odd) // 2))
-    return flushed(np.where((x < 0) | np.isnan(x), np.nan, y).astype(np.float32))
+    y = np.where(odd, _found("sqrt1", significand), _found("sqrt0", significand))
+    y = np.where((x == 0) | np.isinf(x), x, np.ldexp(y, (exponent - odd) >> 1))
+    return np.where(x < 0, np.nan, y)
 
 
+@_unit
 def lg2(x: Lanes) -> Lanes:
     """Compute log2 x as MUFU.LG2 does: the exponent is added to the table's result and the sum is cut off."""
-    x = flushed(x)
     exponent, significand = _split(x)
-    above = exponent + table("lg2_0")[significand].astype(np.float64)
-    below = -exponent - 1 - table("lg2_1")[significand].astype(np.float64)
+    above = exponent + _found("lg2_0", significand)
+    below = -exponent - 1 - _found("lg2_1", significand)
     y = np.where(exponent >= 0, _cut(above), -_cut(below))
     y = np.where(x == 0, -np.inf, np.where(np.isinf(x), np.inf, y))
-    return flushed(np.where((x < 0) | np.isnan(x), np.nan, y).astype(np.float32))
+    return np.where(x < 0, np.nan, y)
 
 
 def _cut(x: Lanes) -> Lanes:

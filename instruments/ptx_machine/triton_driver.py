@@ -4,6 +4,7 @@ and this machine runs the result."""
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,22 +47,16 @@ def triton(gpu: str | GPU) -> Iterator[None]:
         runtime.driver._active = before
 
 
-_DRIVERS: dict[GPU, Any] = {}
+_NUMBERS = count(1000)  # of devices: Triton stores kernels by them
 
 
+@cache
 def _driver(gpu: GPU) -> Any:
-    """Return the driver of a GPU. Each GPU has its own: Triton stores kernels by the number of their device."""
-    if gpu not in _DRIVERS:
-        _DRIVERS[gpu] = _new_driver(gpu)
-    return _DRIVERS[gpu]
-
-
-def _new_driver(gpu: GPU) -> Any:
+    """Return the driver of a GPU."""
     from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
     from triton.backends.driver import DriverBase  # pyright: ignore[reportMissingImports]
 
-    number = 1000 + len(_DRIVERS)
-    order = count()
+    number, order = next(_NUMBERS), count()
 
     def in_order(call, quantiles=None, **more):
         """Return the time of a configuration: the first is the fastest."""

@@ -6,13 +6,12 @@ a kernel that waits for the product, as it must, sees no difference. The product
 """
 
 import re
-from functools import cache
 
 import numpy as np
 
 from ptx_machine.device import GPU
-from ptx_machine.lanes import WARP, refuse
-from ptx_machine.matrix import WHOLE, WIDTHS, from_result, left, numbers, summed, to_result
+from ptx_machine.lanes import refuse
+from ptx_machine.matrix import WHOLE, WIDTHS, assembled, from_result, left, numbers, summed, to_result
 from ptx_machine.memory import BadAccess
 from ptx_machine.operands import Addresses, source, targets, whole
 from ptx_machine.shared_matrices import Descriptor, places, read
@@ -82,8 +81,7 @@ class Product:
         """Return A (16, k) and B (n, k), float64."""
         shared = warp.block.memory.shared
         if self.left:
-            bits = np.stack([warp.bits(register) for register in self.left]).reshape(-1)
-            A = numbers(bits.view(f"uint{8 * self.size}")[_left_places(self.k, self.size)], self.kind)
+            A = assembled([warp.bits(register) for register in self.left], self.kind, (ROWS, self.k), left)
         else:
             A = numbers(read(shared, self.left_places(warp), self.size), self.kind)
         B = numbers(read(shared, self.right_places(warp), self.size), self.kind)
@@ -120,14 +118,3 @@ def _registers(operand: Operand, instruction: Instruction) -> tuple[Register, ..
     if len(registers) != len(parts(operand)):
         raise refuse(instruction, "accepted are registers of 32 bits")
     return registers
-
-
-@cache
-def _left_places(k: int, size: int) -> np.ndarray:
-    """Where the elements of A (16, k) are among those of the registers, one register after the other."""
-    per = 4 // size
-    at = np.arange(k * ROWS).reshape(-1, WARP, per)  # (registers, lanes, elements of one)
-    A = np.zeros((ROWS, k), np.int64)
-    for r, places_of in enumerate(at):
-        A[left(r, per)] = places_of
-    return A

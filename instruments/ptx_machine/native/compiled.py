@@ -44,10 +44,11 @@ class Native:
         encodings = [encode(instruction, code, self.layout, gpu) for instruction in code.instructions]
         _compile({each.key: each for each in encodings if each is not None and each.key not in FUNCTIONS})
         self.left: dict[str, int] = {}
+        always = self.layout.constant(np.ones(WARP, bool))
         self.slots = np.zeros((len(encodings), SLOTS), np.int64)
         for at, (instruction, encoding) in enumerate(zip(code.instructions, encodings)):
             guard = instruction.guard
-            self.slots[at, GUARD] = -1 if guard is None else self.layout.register(guard[0])
+            self.slots[at, GUARD] = always if guard is None else self.layout.register(guard[0])
             self.slots[at, SENSE] = 1 if guard is None or not guard[1] else 0
             self.slots[at, TOGETHER] = code.members[at] is not None
             if encoding is None or not FUNCTIONS[encoding.key]:

@@ -4,14 +4,24 @@ from llvmlite import ir
 
 from ptx_machine.lanes import WARP
 from ptx_machine.native.emitter import Emitter
-from ptx_machine.native.memory import addresses, asked, each_lane, filled, into_shared, listed, mark, place_of, window
+from ptx_machine.native.memory import (
+    addresses,
+    asked,
+    each_lane,
+    filled,
+    listed,
+    mark,
+    place_of,
+    shared_addresses,
+    window,
+)
 from ptx_machine.native.vectors import I1, I8, I16, I32, I64, lanes
 
 
 def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
     """Emit cp.async of all its bytes, or of none, which writes zeros."""
     b = e.b
-    target = into_shared(e, addresses(e, 0, to))
+    target = shared_addresses(e, 0, to)
     origin = addresses(e, 2, "b64")
     mask = e.mask
     if counted:
@@ -43,7 +53,7 @@ def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
 def matrices(e: Emitter, count: int, transposed: bool, register: str) -> None:
     """Emit ldmatrix. Its slots are of the results, then of the address and its offset."""
     b = e.b
-    at = into_shared(e, addresses(e, count, register))
+    at = shared_addresses(e, count, register)
     first = ir.Constant(lanes(I1), [I1(i < 8 * count) for i in range(WARP)])
     start, flags, _ = window(e, "shared", at, 16, first)
     place = listed(e, at)

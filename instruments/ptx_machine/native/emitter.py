@@ -10,7 +10,7 @@ from enum import IntEnum
 from llvmlite import ir
 
 from ptx_machine.lanes import DTYPES
-from ptx_machine.native.vectors import I8, I64, POINTER, Builder, lanes, scalar
+from ptx_machine.native.vectors import I8, I64, POINTER, Builder, NotNative, element, lanes
 from ptx_machine.syntax import BITS
 
 SLOTS = 32  # of an instruction
@@ -31,10 +31,6 @@ class Memory(IntEnum):
     memory that were written; 0: there are none."""
 
     SPANS, SPAN_COUNT, SHARED, SHARED_SIZE, WRITTEN, PARAMETERS, PARAMETERS_SIZE = range(7)
-
-
-class NotNative(Exception):
-    """The numpy machine must execute this instruction."""
 
 
 class Emitter:
@@ -72,8 +68,8 @@ class Emitter:
         bits = b.get(self.place(index), lanes(ir.IntType(BITS[register])), 16)
         if BITS[register] > BITS[kind]:
             bits = b.trunc(bits, lanes(ir.IntType(BITS[kind])))
-        element = scalar(kind)
-        return bits if isinstance(element, ir.IntType) else b.bitcast(bits, lanes(element))
+        number = element(DTYPES[kind])
+        return bits if isinstance(number, ir.IntType) else b.bitcast(bits, lanes(number))
 
     def write(self, index: int, register: str, kind: str, value: ir.Value) -> None:
         """Write a result to the lanes of the mask; where the register is wider, it is extended, by its sign if it has

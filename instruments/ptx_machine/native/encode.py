@@ -8,10 +8,10 @@ from enum import IntEnum
 import numpy as np
 from llvmlite import ir
 
-from ptx_machine.lanes import SIGNS, WARP
+from ptx_machine.lanes import DTYPES, WARP
 from ptx_machine.native.emitter import Emitter, NotNative, Outcome
-from ptx_machine.native.vectors import I16, lanes
-from ptx_machine.operands import Addresses, constant, named
+from ptx_machine.native.traced import Traced
+from ptx_machine.operands import Addresses, constant, named, negated
 from ptx_machine.special_registers import SPECIAL_REGISTERS
 from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Special, Symbol
 
@@ -94,7 +94,7 @@ class Encoding:
         self.build(function)
         function.end(self.outcome)
 
-    def operand(self, operand: Operand, kind: str) -> Callable[[Emitter], ir.Value]:
+    def operand(self, operand: Operand, kind: str) -> Callable[[Emitter], Traced]:
         """Give an operand a slot, and return the function that reads it as a type."""
         index, negative = len(self.slots), isinstance(operand, Negated)
         register = operand.register if isinstance(operand, Negated) else operand
@@ -111,14 +111,9 @@ class Encoding:
             raise NotNative
         self.shape.append(f"{'-' if negative else ''}{own_kind}:{kind}")
 
-        def value(e: Emitter) -> ir.Value:
-            number = e.value(index, own_kind, kind)
-            if not negative:
-                return number
-            if kind in ("pred", "f32"):
-                return e.b.not_(number) if kind == "pred" else e.b.fneg(number)
-            bits = e.b.bitcast(number, lanes(I16)) if BITS[kind] == 16 else number
-            return e.b.xor(bits, e.b.all(SIGNS[kind], bits))
+        def value(e: Emitter) -> Traced:
+            x = Traced(e.b, e.value(index, own_kind, kind), DTYPES[kind])
+            return negated(x, kind) if negative else x
 
         return value
 

@@ -5,13 +5,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+import numpy as np
 from llvmlite import ir
 
 from ptx_machine.lanes import WARP
 from ptx_machine.memory import SHARED, WORD
 from ptx_machine.native.emitter import Emitter, Memory, NotNative
 from ptx_machine.native.encode import Field
+from ptx_machine.native.traced import Traced
 from ptx_machine.native.vectors import I1, I8, I32, I64, POINTER, Builder, lanes
+from ptx_machine.operands import into_shared
 from ptx_machine.syntax import BITS
 
 NONE = (1 << 64) - 1
@@ -27,10 +30,9 @@ def addresses(e: Emitter, slot: int, register: str) -> ir.Value:
     return b.and_(b.add(b.zext(bits, lanes(I64)), offset), b.all(0xFFFFFFFF, lanes(I64)))
 
 
-def into_shared(e: Emitter, at: ir.Value) -> ir.Value:
-    """Emit `operands.into_shared`."""
-    b = e.b
-    return b.select(b.icmp_unsigned(">=", at, b.all(SHARED, at)), b.sub(at, b.all(SHARED, at)), at)
+def shared_addresses(e: Emitter, slot: int, register: str) -> ir.Value:
+    """Emit `addresses` of shared memory, which may be generic."""
+    return into_shared(Traced(e.b, addresses(e, slot, register), np.dtype(np.uint64))).value
 
 
 class Window(NamedTuple):

@@ -1,27 +1,40 @@
 """LLVM's operations on 32 lanes: types, constants, and access to memory."""
 
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
 
 from ptx_machine.lanes import WARP
-from ptx_machine.syntax import BITS
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
-FLOATS = {"f16": HALF, "f32": FLOAT, "f64": DOUBLE}
 
 
-def scalar(kind: str) -> ir.Type:
-    """Return LLVM's type of a type of PTX; a predicate is a byte in memory."""
-    return FLOATS.get(kind) or (I8 if kind == "pred" else ir.IntType(BITS[kind]))
+def element(dtype: np.dtype) -> ir.Type:
+    """Return LLVM's type of a number."""
+    if dtype.kind == "f":
+        return {2: HALF, 4: FLOAT, 8: DOUBLE}[dtype.itemsize]
+    return I1 if dtype.kind == "b" else ir.IntType(8 * dtype.itemsize)
+
+
+def convert_halves() -> None:
+    """Check that this processor converts between FP16 and FP32."""
+    if platform.machine() in ("x86_64", "AMD64") and not llvm.get_host_cpu_features().get("f16c"):
+        raise NotNative
 
 
 def lanes(element: ir.Type, count: int = WARP) -> ir.VectorType:
     """Return the type of a vector."""
     return ir.VectorType(element, count)
+
+
+class NotNative(Exception):
+    """The numpy machine must execute this instruction."""
 
 
 class Builder(ir.IRBuilder):
@@ -68,22 +81,28 @@ class Builder(ir.IRBuilder):
         """Emit a store."""
         self.store(value, pointer, align=align)
 
+    def is_nan(self, x: ir.Value) -> ir.Value:
+        """Emit which numbers are NaN."""
+        return self.fcmp_unordered("uno", x, x)
+
     def any(self, mask: ir.Value) -> ir.Value:
         """Emit whether a lane of a mask is set."""
         return self.icmp_unsigned("!=", self.bitcast(mask, ir.IntType(mask.type.count)), ir.IntType(mask.type.count)(0))
 
     @contextmanager
-    def counted(self, count: int) -> Iterator[ir.Value]:
-        """Emit a loop of what is emitted inside; it gives the number of the turn, of `count`, an int64."""
+    def counted(self, count: int | ir.Value, first: ir.Value | None = None) -> Iterator[ir.Value]:
+        """Emit a loop of what is emitted inside; it gives the number of the turn, an int64, from 0 or `first` to below
+        `count`, which is more."""
         before, loop, out = self.block, self.append_basic_block(), self.append_basic_block()
         self.branch(loop)
         self.position_at_end(loop)
         i = self.phi(I64)
-        i.add_incoming(I64(0), before)
+        i.add_incoming(first or I64(0), before)
         yield i
         following = self.add(i, I64(1))
         i.add_incoming(following, self.block)
-        self.cbranch(self.icmp_unsigned("<", following, I64(count)), loop, out)
+        last = I64(count) if isinstance(count, int) else count
+        self.cbranch(self.icmp_unsigned("<", following, last), loop, out)
         self.position_at_end(out)
 
     def masked(self, pointer: ir.Value) -> ir.Value:

@@ -4,30 +4,31 @@ in shared memory as `shared_matrices` says."""
 from collections.abc import Callable
 from functools import reduce
 
+import numpy as np
 from llvmlite import ir
 
 from fa_lib.numerics.tensor_cores import TensorCore
-from ptx_machine.matrix import WIDTHS
+from ptx_machine.matrix import WIDTHS, left
 from ptx_machine.native import mma
 from ptx_machine.native.emitter import Emitter, Memory
 from ptx_machine.native.memory import asked
+from ptx_machine.native.traced import Traced
 from ptx_machine.native.vectors import DOUBLE, I8, I32, I64, POINTER, lanes
-from ptx_machine.shared_matrices import LINES, PIECE
+from ptx_machine.shared_matrices import LINES, Descriptor, place
 from ptx_machine.warpgroup import ROWS, WARPS, Product
 
 INTO, ZEROS, WARP_NUMBER, LEFT = range(4)  # slots; the first is of the places of the result's registers
-NUMBERS = lanes(I64, LINES)
 
 
 def multiply(
-    e: Emitter, product: Product, core: TensorCore, reads: list[Callable[[Emitter], ir.Value]],
+    e: Emitter, product: Product, core: TensorCore, reads: list[Callable[[Emitter], Traced]],
 ) -> None:  # fmt: skip
     """Emit wgmma.mma_async. reads: the operands A, unless registers hold it, B, and whether C is added."""
     b, k, kind, sums = e.b, product.k, product.kind, len(product.into) * mma.COLUMNS // product.n
-    *descriptors, kept = (b.extract_element(read(e), I32(0)) for read in reads)
+    *descriptors, kept = (b.extract_element(read(e).value, I32(0)) for read in reads)
     right = SharedMatrix(e, descriptors[-1], kind, product.b_turned)
     if product.left:
-        A = mma.left(e, [e.place(LEFT + i) for i in range(len(product.left))], kind, k)
+        A = mma.assembled(e, [e.place(LEFT + i) for i in range(len(product.left))], kind, k, left)
     else:
         of_warp = b.and_(b.zext(b.get(e.place(WARP_NUMBER), I32), I64), I64(WARPS - 1))
         A = _rows_of(SharedMatrix(e, descriptors[0], kind, product.a_turned), b.mul(of_warp, I64(ROWS)), k)
@@ -57,52 +58,24 @@ class SharedMatrix:
         b = e.b
         self.e, self.kind, self.size, self.turned = e, kind, WIDTHS[kind] // 8, turned
         e.needs(b.icmp_unsigned("==", b.and_(bits, I64(7 << 49)), I64(0)))  # its base offset
-        self.start, self.leading, self.stride = (
-            b.mul(b.and_(b.lshr(bits, I64(shift)), I64(0x3FFF)), I64(PIECE)) for shift in (0, 16, 32)
-        )
-        swizzle = b.lshr(bits, I64(62))
-        self.plain = b.icmp_unsigned("==", swizzle, I64(0))
-        self.shift = b.select(self.plain, I64(4), b.sub(I64(8), swizzle))  # 2**shift bytes are a line
-        self.width = b.shl(I64(1), self.shift)
+        self.descriptor = Descriptor.fields(self._eight(bits))
+
+    def _eight(self, number: ir.Value) -> Traced:
+        return Traced(self.e.b, self.e.b.splat(number, LINES), np.dtype(np.int64))
 
     def eight(self, first: ir.Value, k: int) -> list[ir.Value]:
         """Emit the elements of eight rows, or columns of B, from `first` on: a vector for each of k along the sum."""
         e, b = self.e, self.e.b
-        across = ir.Constant(NUMBERS, [I64(i) for i in range(LINES)])
-        if self.turned:
-            places = [self._by_rows(b.add(b.splat(first, LINES), across), line) for line in range(k)]
-        else:
-            lines = b.add(self.start, b.mul(b.lshr(first, I64(3)), self.stride))
-            rows = b.add(b.splat(lines, LINES), b.shl(across, b.splat(self.shift, LINES)))
-            places = [b.add(rows, b.splat(self._along(self.size * i), LINES)) for i in range(k)]
-        pieces = b.splat(b.sub(b.lshr(self.width, I64(4)), I64(1)), LINES)
-        moved = [b.shl(b.and_(b.lshr(at, b.all(7, at)), pieces), b.all(4, at)) for at in places]
-        places = [b.xor(at, move) for at, move in zip(places, moved)]
-        farthest = places[0]
-        for at in places[1:]:
-            farthest = b.select(b.icmp_unsigned(">", at, farthest), at, farthest)
-        end = b.add(b.intrinsic("vector.reduce.umax", [farthest], I64), I64(self.size))
+        rows = self._eight(first) + np.arange(LINES)
+        at = [place(self.descriptor, rows, i, self.size, not self.turned) for i in range(k)]
+        end = b.add(b.intrinsic("vector.reduce.umax", [reduce(np.maximum, at).value], I64), I64(self.size))
         e.needs(b.icmp_unsigned("<=", end, e.of(Memory.SHARED_SIZE)))
+        places = [each.value for each in at]
         with asked(e, e.of(Memory.WRITTEN)):
             written = reduce(b.and_, self._gathered(places, Memory.WRITTEN, I8))
             e.needs(b.icmp_unsigned("==", b.intrinsic("vector.reduce.and", [written], I8), I8(1)))
         bits = self._gathered(places, Memory.SHARED, ir.IntType(8 * self.size))
         return [mma.converted(b, each, self.kind) for each in bits]
-
-    def _along(self, column: int) -> ir.Value:
-        """Emit where a column, in bytes, lies behind the first, K-major."""
-        apart = self.e.b.add(self.e.b.mul(self.leading, I64(column // PIECE)), I64(column % PIECE))
-        return self.e.b.select(self.plain, apart, I64(column))
-
-    def _by_rows(self, rows: ir.Value, line: int) -> ir.Value:
-        b = self.e.b
-        far = b.select(self.plain, self.stride, self.leading)
-        deep = b.select(self.plain, self.leading, self.stride)
-        of_line = b.add(b.shl(I64(line % LINES), self.shift), b.mul(deep, I64(line // LINES)))
-        along = b.mul(rows, b.all(self.size, rows))
-        inner = b.and_(along, b.splat(b.sub(self.width, I64(1)), LINES))
-        outer = b.mul(b.lshr(along, b.splat(self.shift, LINES)), b.splat(far, LINES))
-        return b.add(b.add(inner, outer), b.splat(b.add(self.start, of_line), LINES))
 
     def _gathered(self, places: list[ir.Value], field: Memory, kind: ir.IntType) -> list[ir.Value]:
         b, start = self.e.b, self.e.of(field)

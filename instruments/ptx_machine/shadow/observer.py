@@ -12,7 +12,7 @@ from torch import Tensor
 from ptx_machine import launch
 from ptx_machine.device import GPU
 from ptx_machine.operands import Addresses
-from ptx_machine.shadow import bits, products, products_shared, rules, transfers
+from ptx_machine.shadow import bits, products, rules, transfers
 from ptx_machine.shadow.policy import Policy
 from ptx_machine.shadow.values import HALF, WORD, Memories
 from ptx_machine.syntax import Instruction
@@ -23,7 +23,7 @@ OF_MEMORY = {
     "ld": transfers.load, "ldu": transfers.load, "st": transfers.store, "ldmatrix": transfers.matrices,
     "stmatrix": transfers.matrices, "cp": transfers.copy, "shfl": transfers.shuffle, "movmatrix": transfers.transpose,
     "mma": products.multiply, "red": products.add_to_memory, "atom": products.add_to_memory,
-    "wgmma": products_shared.multiply, "tcgen05": products_shared.refused,
+    "wgmma": products.multiply_shared, "tcgen05": products.refused,
 }  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _rule(instruction: Instruction, names: Addresses, run: Run):
     bulk = instruction.words[:3] == ("cp", "async", "bulk") and "tensor" in instruction.words
     mixed = name in ("add", "sub", "fma") and len(instruction.types) > 1
     if bulk or mixed or "f32x2" in instruction.types:
-        return products_shared.refused(instruction, names, policy, run.memories)
+        return products.refused(instruction, names, policy, run.memories)
     if name in OF_MEMORY:
         return OF_MEMORY[name](instruction, names, policy, run.memories)
     if not instruction.types or name in ("bar", "barrier", "mbarrier", "bra", "setp"):

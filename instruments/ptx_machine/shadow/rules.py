@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ptx_machine.float64_carrier import PAIRS, carried
+from ptx_machine.float64_carrier import PAIRS
 from ptx_machine.floats import EXACTLY, halves
 from ptx_machine.lanes import refuse
+from ptx_machine.matrix import numbers
 from ptx_machine.operands import Addresses, source, targets
 from ptx_machine.shadow import values
 from ptx_machine.shadow.policy import Policy, line_of
@@ -42,8 +43,8 @@ def operand_of(operand: Operand, kind: str, instruction: Instruction, names: Add
     sign = -1.0 if isinstance(operand, Negated) else 1.0
 
     def of(warp):
-        actual = np.stack([carried(np.array(half), single) for half in halves(read(warp), kind)])
-        shadows = values.of(warp, register, KINDS[kind]) if isinstance(register, Register) else None
+        actual = np.stack([numbers(np.array(half), single) for half in halves(read(warp), kind)])
+        shadows = values.of(warp, register, KINDS.get(kind, "word")) if isinstance(register, Register) else None
         return actual, actual[None] if shadows is None else np.where(np.isnan(shadows), actual, sign * shadows)
 
     return of
@@ -106,25 +107,15 @@ def conversion(instruction: Instruction, names: Addresses, policy: Policy) -> Be
     if gives in KINDS and takes and takes[-1] in KINDS and not whole:
         kind = takes[-1]
         operands = [operand_of(operand, kind, instruction, names) for operand in instruction.operands[1:]]
-        joined = (lambda a, b: np.concatenate([b, a], -2)) if len(operands) == 2 else (lambda a: a)
+
+        def joined(*x):  # the first operand is the upper half
+            return np.concatenate(np.broadcast_arrays(*reversed(x)), -2)
+
         run = (lambda *x: np.maximum(joined(*x), 0.0)) if "relu" in instruction.words else joined
-        if len(operands) == 2:
-            operands = [_alike(operands, i) for i in (0, 1)]
         return computed(instruction, operands, run, gives, policy)
     if {gives, *takes} <= {"u16", "u32", "b16", "b32"}:
         return moved(instruction, instruction.operands[1], "half")
     return None
-
-
-def _alike(operands: list, index: int):
-    """Return one of two operands, with shadows where one of them has any."""
-
-    def of(warp):
-        count = max(len(operand(warp)[1]) for operand in operands)
-        actual, shadows = operands[index](warp)
-        return actual, np.broadcast_to(shadows, (count, *shadows.shape[1:]))
-
-    return of
 
 
 def moved(

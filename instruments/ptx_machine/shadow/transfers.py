@@ -6,7 +6,7 @@ import numpy as np
 
 from ptx_machine.exchange import partners
 from ptx_machine.lanes import WARP, Lanes
-from ptx_machine.memory import LOCAL, SHARED, WINDOW
+from ptx_machine.memory import Shared, Span
 from ptx_machine.moves import WAITS, bytes_read, space_of
 from ptx_machine.operands import Addresses, address, into_shared, parts, source, targets, whole
 from ptx_machine.shadow import values
@@ -26,23 +26,13 @@ def places(warp, memories: Memories, space: str, at: Lanes, size: int, mask: Lan
         at: uint64 (32,), addresses. size: of an access. mask: bool (32,).
         known: whether memory without shadows is left out, as for loads; else it gets some.
     """
-    at = at.astype(np.uint64)
-    if space == "generic":
-        window = at // np.uint64(WINDOW) * np.uint64(WINDOW)
-        for base, inner in ((SHARED, "shared"), (LOCAL, "local")):
-            lanes = mask & (window == np.uint64(base))
-            if lanes.any():
-                yield from places(warp, memories, inner, at - np.uint64(base), size, lanes, known)
-            mask = mask & ~lanes
-        space = "global"
-    if space in ("shared", "local"):
-        starts = at + (np.arange(WARP, dtype=np.uint64) * np.uint64(warp.local.shape[1]) if space == "local" else 0)
-        if mask.any():
-            yield memories.of_block(warp.block, space, warp), starts, mask
-    elif space == "global" and mask.any():
-        for span, lanes in warp.block.memory.outer.of(at, size, mask):
-            if not known or span.base in memories.outer:
-                yield memories.of_span(span.base, span.data.size), at - np.uint64(span.base), lanes
+    for _, starts, lanes, memory in warp.block.memory.places(space, at, size, mask, warp.local):
+        if isinstance(memory, Span):
+            if not known or memory.base in memories.outer:
+                yield memories.of_span(memory.base, memory.data.size), starts, lanes
+        elif memory != "param":
+            inner = "shared" if isinstance(memory, Shared) else "local"
+            yield memories.of_block(warp.block, inner, warp), starts, lanes
 
 
 def load(instruction: Instruction, names: Addresses, policy: Policy, memories: Memories) -> Callable | None:
@@ -176,14 +166,15 @@ def matrices(instruction: Instruction, names: Addresses, policy: Policy, memorie
 
 def shuffle(instruction: Instruction, names: Addresses, policy: Policy, memories: Memories) -> Callable | None:
     """Make the rule of shfl: the shadows of another lane."""
-    of, (into, register) = partners(instruction, names), instruction.operands[:2]
+    of, (into, register) = partners(instruction), instruction.operands[:2]
+    by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[2:4])
     into = getattr(into, "first", into)
     if not isinstance(register, Register) or not isinstance(into, Register):
         return None
     look = found_in(register, *values.PARTS)
 
     def begin(warp, mask):
-        partner, _ = of(warp)
+        partner, _ = of(by(warp), clamp(warp))
         found = look(warp)
         if found is None:
             return None
