@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -15,13 +14,11 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP64, Format
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 SUMS = ("accumulator", "row_sum")  # what `carry` asks for
 QUERIES = (1, 16, 256)  # at a time; the last are more than a tile of queries holds
@@ -189,7 +186,7 @@ def _sums(what, fmt, keys, n, head_dim):
     return Sums(q, k, v, values, alone_golden, if_all_lost)
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Measure what it carries from tile to tile: rows of `carry`. No more queries are asked for than the plan says."""
     formats = [fmt for fmt in checked.judged if fmt != "FP32"] or ["BF16"]
     counts = [count for count in QUERIES[: 1 if checked.one_query else None] if count <= checked.plan.square]

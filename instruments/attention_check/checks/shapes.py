@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -13,14 +13,12 @@ from attention_check.isolation.calls import KernelError, with_kernel_errors
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, PAST_THE_END, Capabilities, crashed, kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.draws import OF_SHAPES, redraw_failures, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.wrong_answers import FAR, furthest
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 
 def measure_shapes(
@@ -56,7 +54,7 @@ def calls_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[
     ]  # fmt: skip
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Measure errors over shapes and masks: rows of `measure_shapes`."""
     fixed: dict[str, Any] = dict(distribution="normal", device=checked.device, arithmetic=checked.plan.arithmetic)
     fixed |= dict(kernel=checked.kernel)

@@ -1,7 +1,6 @@
 """A kernel that works on parts of the keys and writes each part's result in low precision: told by its errors."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -13,6 +12,7 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.draws import OF_LENGTHS, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import EXPLAINED, explained_share
@@ -21,9 +21,6 @@ from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import FP64, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 SPLITS = (1, 2, 4, 8, 16, 32)  # that are tried
 
@@ -77,7 +74,7 @@ def rounded_splits(kernel: KernelRef | str | Callable, splits: int, low_merge: b
     return found | dict(times_max=times, explained=explained_share(o, golden, emulated))
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Emulate rounded splits where the kernel is at its worst, if that needs a cause: rows of `rounded_splits`."""
     calls = worst_draws(found.lengths[found.lengths.fmt != "FP32"], OF_LENGTHS, ALLOWED["o"])
     clean = all(one["low"] is not True for one in carried(found.sums))
