@@ -1,7 +1,6 @@
 """Relations: kernels that keep them all, and for each relation a small kernel that breaks it."""
 
 import math
-from collections import Counter
 from functools import partial
 
 import pandas as pd
@@ -77,14 +76,6 @@ def block_scaled(q, k, v, **options):
     return attention(q, k, (E4M3(blocks / scale) * scale).flatten(-3, -2).to(v.dtype), **options)
 
 
-def noisy(calls=Counter()):  # noqa: B006
-    def kernel(q, k, v):
-        calls["made"] += 1
-        return attention(q, k, v) * (1 + (calls["made"] % 2) / 4)
-
-    return kernel
-
-
 def reads_as_if_contiguous(q, k, v):
     return attention(*(torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) for x in (q, k, v)))
 
@@ -106,7 +97,6 @@ def wrong(*names):
 
 (AS_LONG,) = (case for case, beyond in WIDE.items() if beyond < 0)
 BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
-    "two_runs": (noisy(), "outputs"),
     "batch_invariance": (lambda q, k, v: attention(q, k, v) * (1 + q.shape[0] / 4), "batch"),
     "strides": (reads_as_if_contiguous, "heads and rows swapped"),
     "constant_values": (lambda q, k, v: attention(q, k, v) * (1 + 1 / 64), "V = 1"),
@@ -341,7 +331,7 @@ def test_what_a_kernel_lacks_is_not_asked_and_what_it_answers_instead_is_broken(
     assert first["outcome"] == "broken" and "NaN or infinite values" in first["problem"]
     none = Capabilities(gradients=False)
     assert {row["outcome"] for row in relate(attention, "dv_sum", "BF16", able=none)} == {"not_asked"}
-    with pytest.raises(ValueError, match="key: got 'nothing'; accepted are two_runs"):
+    with pytest.raises(ValueError, match="key: got 'nothing'; accepted are batch_invariance"):
         relate(attention, "nothing", "BF16")
     assert REPORT.relations is None and set(RELATIONS) > set(QUICK.relations) > set()
 
@@ -405,5 +395,5 @@ def test_a_call_that_allows_no_error_at_all_is_compared_too(monkeypatch):
     """Where Baseline itself is exact, as for V = 0."""
     monkeypatch.setattr(KernelUnderTest, "allowed", lambda *_, **__: 0.0)
     monkeypatch.setattr(KernelUnderTest, "allowed_gradients", lambda *_, **__: (0.0,) * 3)
-    rows = relate(attention, "two_runs", "BF16", n=N)
+    rows = relate(attention, "hidden_row_gradients", "BF16", n=N)
     assert rows and {row["outcome"] for row in rows} <= {BITWISE, BREAKS} and {row["limit"] for row in rows} == {0.0}

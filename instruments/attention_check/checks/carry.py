@@ -224,14 +224,3 @@ def judged(found: Measurements) -> Iterator[Finding]:
         if most["low"] is None:
             where |= dict(blind=any(one["blind"] for one in group), problem=problems.iloc[0] if len(problems) else "")
         yield Finding("carry", severities[most["low"]], where, most["lost"], LOST)
-
-
-def row_sum(found: Measurements) -> Iterator[Finding]:
-    """An error of a sum that is no carry."""
-    sums, hides = sums_seen(found)
-    if hides or not len(sums):
-        return
-    off = [one for one in carried(sums) if one["low"] is False and one["lost"] > LOST]
-    for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in off):
-        lost = max(one["lost"] for one in off if (one["fmt"], one["sum"]) == (fmt, what))
-        yield Finding("sum_error", Severity.REPORTED, dict(sum=what, fmt=fmt), lost)

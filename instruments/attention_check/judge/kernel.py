@@ -14,7 +14,6 @@ from attention_check.checks import (
     repeats,
     rounding_mode,
     shapes,
-    splits,
 )
 from attention_check.checks.gross_errors import gross_errors
 from attention_check.isolation.worker import Outcome
@@ -78,8 +77,6 @@ CHECKS = {  # in the order of their findings
     "growth": Check(lambda found: errors.growth(found.lengths), ("lengths",)),
     "answer": Check(lambda found: answers.answers(found.asked), ("asked",)),
     "error": Check(lambda found: errors.largest(found.lengths), ("lengths",)),
-    "splits": Check(lambda found: splits.judged(found.splits), ("splits",)),
-    "sum_error": Check(carry.row_sum, ("sums", "lengths", "repeats")),
     "problem": Check(lambda found: errors.problems(found.lengths), ("lengths",)),
     "trouble": Check(lambda found: errors.problems(found.inputs), ("inputs",)),
     "causal": Check(answers.causal, ("asked",)),

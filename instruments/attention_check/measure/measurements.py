@@ -38,7 +38,6 @@ class Measurements(_Tables):
         shapes: its errors over shapes and masks: rows of `shapes.measure_shapes`.
         inputs: its errors on inputs that make trouble: rows of `errors.measure`.
         bounds: its outputs and their own bounds: rows of `bounds.bounds`.
-        splits: which emulation has its errors: rows of `splits.rounded_splits`.
         repeats: one call again and again: rows of `repeats.repeats`.
         relations: what every kernel keeps: rows of `relations.relate`.
         rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
@@ -54,7 +53,6 @@ class Measurements(_Tables):
     shapes: pd.DataFrame = _table()
     inputs: pd.DataFrame = _table()
     bounds: pd.DataFrame = _table()
-    splits: pd.DataFrame = _table()
     repeats: pd.DataFrame = _table()
     relations: pd.DataFrame = _table()
     rounding: pd.DataFrame = _table()

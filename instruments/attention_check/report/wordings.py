@@ -347,15 +347,6 @@ def _repeats(f, at):
     return Sentence(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
 
 
-def _rounded_splits(f, at):
-    parts = "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys"
-    merges = "; merges them in it, too," if at["low_merge"] else ""
-    more = f"An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
-    more += f"sum, to {at['fmt']}{merges} has the same errors (squared)."
-    text, share = f"It rounds partial results to {at['fmt']}", f"{f.number:.0%} of its error explained"
-    return Sentence(text, share, more=more, change="write and merge partial results in FP32")
-
-
 def _shapes(f, at):
     if not at["failed"]:
         all_of = "" if at["of"] == 1 else f"all {at['of']} "
@@ -422,7 +413,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
         f"In {at['runs']} calls on the same tensors; another order of FP32 sums makes 1 ulp.",
         "look for memory that is read before it is written, a race, or random numbers"),
     "answer": lambda f, at: Sentence(_answered(at)),
-    "rounded_splits": _rounded_splits,
     "rounding_mode": lambda f, at: Sentence(
         f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} "
         f"{_fails(f, DROPS, 'round to nearest')}", change=_fails(f, "round to nearest even")),
@@ -476,9 +466,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "chance": lambda f, at: Sentence(
         f"In one of {at['draws']} draws its largest error is beyond the rule ({_setting(at)})", *times(f),
         f"In no other draw of this call is it more than {as_times(at['second'])} × Baseline's; that number counts."),
-    "sum_error": lambda f, at: Sentence(
-        f"Its {SUMS[at['sum']]} is off where P is small, but loses no whole tile", f"{f.number:.1f} ulp of {at['fmt']}",
-        more="This error is of its scores or of its exponential, not of a sum kept from tile to tile."),
     "problem": _problem,
     "outputs": _shapes,
     "gradients": _shapes,

@@ -54,8 +54,6 @@ class Relation:
 
 
 RELATIONS = {each.key: each for each in (
-    Relation("two_runs", "The same call gives the same bits.",
-             "turboderp-org/exllamav3#316", batch.two_runs, bits=True),
     Relation("batch_invariance", "A row of Q has the same bits alone and in a batch.",
              "vllm-project/vllm#51902", batch.batch_invariance, bits=True),
     Relation("strides", "Inputs give the same bits however they lie in memory.",
