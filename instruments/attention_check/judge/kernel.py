@@ -25,8 +25,7 @@ from fa_lib.kernels.kernel_ref import KernelRef
 
 def judge_kernel(kernel: KernelRef | str, found: Measurements) -> Judgement:
     """A kernel, by what was measured of it: it passes where its outputs are attention's and within the rule,
-    and it carries no low precision from tile to tile. Where no error could be measured, it is not judged. A kernel
-    that follows another convention is judged under it."""
+    and it carries no low precision from tile to tile. Where no error could be measured, it is not judged."""
     judged = KernelRef.of(kernel).read_as(*(ADAPTED[key] for key in found.conventions))
     found = replace(found, kernel=judged.key)
     keys = NO_ATTENTION if not found.has_format else CHECKS if len(found.lengths) else NO_ERRORS

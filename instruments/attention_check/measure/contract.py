@@ -50,7 +50,7 @@ from fa_lib.kernels.variants import Call
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
-ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
+ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # what a kernel takes, and names for `kernels.get`
 NAMED, OUTSIDE, BY_DEFAULT = "named", "outside", "causal_by_default"
 UNEQUAL = ("gqa", "v_dim_128", "v_dim_512", "gqa_uneven")  # shapes of K and V that no parameter says it takes
 UNNAMED = (*UNEQUAL, "boolean_mask_batch", "boolean_mask_padding")
@@ -292,21 +292,15 @@ def formats(asked: pd.DataFrame) -> list[str]:
     return [f"{fmt}" for fmt in FORMATS if f"{fmt}" in answered]
 
 
-def other_convention(asked: pd.DataFrame) -> tuple[str, ...]:
-    """Return the keys of the conventions that a kernel follows instead, by a table of `contract`, where `kernels.get`
-    can adapt it: in all its formats, or for its boolean masks. Empty: there is none."""
+def reads_other_layout(asked: pd.DataFrame) -> bool:
+    """Whether a kernel reads and returns (batch, sequence, heads, head_dim), by a table of `contract`: in all its
+    formats."""
     plain = asked[asked.asked.isin([f"{fmt}" for fmt in FORMATS]) & (asked.outcome != Outcome.REFUSED)]
-    masks = asked[(asked.asked == "boolean_mask") & (asked.outcome == Outcome.WRONG)]
-    for rows in (plain, masks):
-        notes = {*rows.note}
-        keys = tuple(notes.pop().split("+")) if len(notes) == 1 else ("",)
-        if all(key in ADAPTED for key in keys):
-            return keys
-    return ()
+    return {*plain.note} == {OTHER_LAYOUT}
 
 
 def adapted(kernel: KernelRef | str | Callable, keys: Iterable[str]) -> KernelRef | Callable:
-    """Return a kernel that is adapted to conventions, by their keys."""
+    """Return a kernel that is adapted to what it takes, by keys of ADAPTED."""
     readings = [ADAPTED[key] for key in keys]
     if isinstance(kernel, (KernelRef, str)):
         return KernelRef.of(kernel).read_as(*readings)

@@ -31,7 +31,7 @@ class Measurements(_Tables):
     asked.
 
     Attributes:
-        conventions: keys of the conventions that it follows instead of what was asked for, and to which it was adapted.
+        conventions: keys of `contract.ADAPTED` that it was adapted to: its layout, the few calls that it takes.
         asked: what the kernel can do: rows of `contract.contract`.
         lengths: its errors over N, formats, numbers of queries and seeds: rows of `errors.measure`.
         sums: what it carries from tile to tile: rows of `carry.carry`.

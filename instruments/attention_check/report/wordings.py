@@ -7,10 +7,9 @@ from typing import Any
 
 from attention_check.checks.relations import RELATIONS
 from attention_check.checks.relations.subject import BROKEN, CONVENTION, ROUNDING
-from attention_check.conventions.conventions import of_keys
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import RACES
-from attention_check.measure.contract import BY_DEFAULT
+from attention_check.measure.contract import BY_DEFAULT, OTHER_LAYOUT
 from attention_check.measure.plan import FEW
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
@@ -232,14 +231,6 @@ def _coarse(f, at):
     return Sentence(text, bits, f"{f.limit:.0f} at least", f"{fmt} holds {fmt.precision} bits.", change)
 
 
-def _convention(f, at):
-    if at["keys"] == "layout_all_bshd":
-        more = "Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so."
-        return Sentence("It reads (batch, sequence, heads, head_dim), and was judged so", more=more)
-    text = f"It computes {of_keys(at['keys'])}, which was not asked for"
-    return Sentence(text, more="All else was judged as if that had been asked for.")
-
-
 def _layers(findings: list[Finding]) -> Iterator[Sentence]:
     """One sentence for what ran, one for each other kernel."""
     for kernel in sorted(dict.fromkeys(f.where["kernel"] for f in findings), key="ran".__ne__):
@@ -361,6 +352,9 @@ def _skipped(f, at):
 
 
 def _takes(f, at):
+    if at["key"] == OTHER_LAYOUT:
+        more = "Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so."
+        return Sentence("It reads (batch, sequence, heads, head_dim), and was judged so", more=more)
     if at["key"] == "one_query":
         more = "Under a causal mask each got the keys up to its own. "
         more += f"Up to {FEW} queries and no gradients were asked for."
@@ -424,7 +418,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "not_attention": _not_attention,
     "only_fp64": lambda f, at: Sentence(
         "It runs in FP64 only, the golden value's own format: there is nothing to judge it by"),
-    "convention": _convention,
     "takes": _takes,
     "causal_only": lambda f, at: Sentence("It has a causal mask and no other way: all of it was judged causally"),
     BY_DEFAULT: lambda f, at: Sentence(
