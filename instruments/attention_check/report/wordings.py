@@ -501,10 +501,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "blind_rows": lambda f, at: Sentence(
         f"{at['rows']:,} rows see no key. What a kernel gives there is a convention, and was not judged"),
     "baseline_overflows": _overflows,
-    "baseline_undefined": lambda f, at: Sentence(
-        f"The golden value itself is not finite in {_heads(at)}",
-        more="Scores are infinite or beyond FP64 (a mask of +inf, a scale too large), so that no answer is right "
-        "there."),
     "captured": lambda f, at: Sentence(
         f"The tensors were captured at {' of '.join(filter(None, (place(at), at.get('model'))))}"),
     "explained": lambda f, at: Sentence(
