@@ -66,9 +66,7 @@ def carry(
         causal: whether it masks: then its last query is compared, which sees all keys.
 
     Returns:
-        rows: what (of SUMS), terms (n), keys, lost (largest error of the two, in ulp of fmt at the sum), all (what
-        is lost if every tile is, in the same ulp), control (the largest relative error of small terms alone),
-        outcome, problem.
+        rows of `sums`, whose columns data/columns.csv explains.
     """
     form, fn, rows = Format.of(fmt), kernel_fn(kernel, causal), []
     for what in SUMS:

@@ -38,11 +38,8 @@ def measure(kernel: KernelRef | str | Callable, inputs: Inputs) -> dict[str, Any
     """Measure the error of a kernel, and Baseline's, to the golden value from the same rounded inputs.
 
     Returns:
-        a row: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over Baseline's on
-        the same outputs), factor and by_factor (`reference_cache.fitted`), bits (`reference_cache.bits`), outwards
-        (`reference_cache.bias_away_from_zero`) and baseline_outwards (Baseline's own); outcome and problem (of
-        `call_kernel`), and finite: False where the output holds NaN or infinite values. Where there is a problem the
-        numbers are NaN.
+        a row of `lengths` or `inputs`, whose columns data/columns.csv explains. Where there is a problem the numbers
+        are NaN.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
     reference = reference_values(inputs)

@@ -29,8 +29,7 @@ def repeats(
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 
     Returns:
-        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
-        that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
+        a row of `repeats`, whose columns data/columns.csv explains.
     """
     form, fn = Format.of(fmt), kernel_fn(kernel, able.causal)
     tensors = [form(x).to(device, form.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]

@@ -35,9 +35,8 @@ def rounding_mode(
         causal: whether the kernel masks.
 
     Returns:
-        rows: what ("output" or "probs"), into (name of the format of the cast), mode ("nearest", "truncates" or
-        "not_seen"), outcome and problem (of `call_kernel`). "not_seen" where there is no such cast: P that is not
-        rounded, or is rounded after it was divided by l.
+        rows of `rounding`, whose columns data/columns.csv explains. mode is "not_seen" where there is no such cast: P
+        that is not rounded, or is rounded after it was divided by l.
     """
     fn, form = kernel_fn(kernel, causal), Format.of(fmt)
 

@@ -66,11 +66,7 @@ def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict
         options: causal, scale, mask. block_kv: tiles, for the rescales.
 
     Returns:
-        rows, one per head (over the batch): head; repeated: share of rows whose maximum is attained by several keys,
-        scores in FP32; ones: keys per row whose P is 1 once rounded to q's format, mean; spread: standard deviation of
-        a row's visible scores, mean; lost: share of the visible P that rounding to the format makes 0; mass: the
-        probability lost so, of the worst row; one_sided: |sum of v| / sum of |v| over the keys, mean over head_dim:
-        1 is V of one sign; rescales: that raise a row's maximum, mean.
+        rows, one per head (over the batch), whose columns data/columns.csv explains (12_your_tensors).
     """
     fmt, options = Format.of(q.dtype), dict(options or {})
     exact = replace(Precision.uniform("FP64"), scores=FP32)
@@ -122,11 +118,8 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
         answers: of `answered`.
 
     Returns:
-        rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
-        Deviation), times_max and times_rmse over Baseline's (`rule.baseline_for`; NaN where Baseline's output is not
-        finite), fmt (of the inputs), rows (that see a key), yardstick (of YARDSTICKS), blind (rows that see no key:
-        what they give is a convention, and does not count), outcome and problem (of `call_kernel`). A kernel with a
-        problem is one row without head and numbers.
+        rows of `deviations`, ROUNDED first, whose columns data/columns.csv explains. Errors over Baseline's are NaN
+        where its output is not finite. A kernel with a problem is one row without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)

@@ -71,21 +71,10 @@ def contract(
         head_dims: asked for beside HEAD_DIMS; None: neither is asked for, of a kernel that is compiled for each.
 
     Returns:
-        rows: asked, dim, head_dim, outcome, note, problem, times. Formats come first.
-            asked: a format, the key of a Capability, RACES, LARGE, LARGE_CAPPED, GRADIENTS, GRADIENTS_AT,
-                GRADIENTS_WITH of a key, where that is answered, or SINKS_GRADIENT.
-            dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
-            outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
-            `call_kernel` has it; or it raises what is no refusal, at a call that its signature takes) or WRONG (it
-            answers another question).
-            note: "causal_only" (a format, asked for with `causal`), BY_DEFAULT (a format: the kernel masks causally
-            where it is not told otherwise, and was told), "top_left" (causal, aligned as torch's is_causal),
-            of a wrong answer what it looks like (of `wrong_answers.diagnose`), "layout_o_bshd" (its output is right,
-            and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), NAMED (of what it refuses:
-            what it raises is no refusal, but it may take the option in another form; OUTSIDE: of UNEQUAL shapes, it
-            reads past the end of K or V), or "".
-            problem: what it raises or returns instead, in words, or "".
-            times: of FP32 and FP64, the error over that of sums in the format, one term after the other; else NaN.
+        rows of `asked`, whose columns data/columns.csv explains. Formats come first, then the keys of Capabilities,
+        RACES, LARGE, LARGE_CAPPED, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a key, where that is answered, and
+        SINKS_GRADIENT. An answer in another format is REFUSED. What is no refusal, raised at a call that the
+        signature takes, is MALFORMED.
     """
     asker = _Asker(kernel, head_dim, device, causal, queries)
     answered_formats = [fmt for fmt in FORMATS if asker.ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]

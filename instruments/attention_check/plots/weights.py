@@ -12,6 +12,7 @@ from fa_lib.plots.style import styled
 
 UNSEEN = "#d9d9d9"
 
+
 @styled
 def weights_figure(w: Weights, kernel: str) -> Figure:
     """Draw P of the head that is furthest off, expected and measured, and their ratio: keys across, rows down."""
