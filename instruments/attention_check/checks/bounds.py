@@ -64,7 +64,7 @@ def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
         dict(judged=fmt, n=checked.plan.troubled_n, seed=checked.plan.first_seed)
         for fmt in checked.judged if not checked.plan.arithmetic
     ]  # fmt: skip
-    return checked.table(bounds, settings, able=checked.able, **checked.call)
+    return checked.table(bounds, settings, able=checked.way.able, **checked.call)
 
 
 def judged(close: pd.DataFrame, kernel: str) -> Iterator[Finding]:

@@ -189,7 +189,7 @@ def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     formats = [fmt for fmt in checked.judged if fmt != "FP32"] or ["BF16"]
     counts = [count for count in QUERIES[: 1 if checked.one_query else None] if count <= checked.plan.square]
     settings = [dict(fmt=fmt, queries=count) for fmt in formats for count in counts]
-    return checked.table(carry, settings, causal=checked.able.causal, **checked.call)
+    return checked.table(carry, settings, causal=checked.way.able.causal, **checked.call)
 
 
 def sums_seen(found: Measurements) -> tuple[pd.DataFrame, Finding | None]:

@@ -84,7 +84,7 @@ def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 
 def _measured(checked, inputs: Sequence[Inputs]) -> pd.DataFrame:
-    return checked.table(measure, [dict(inputs=each) for each in inputs], kernel=checked.kernel)
+    return checked.table(measure, [dict(inputs=each) for each in inputs], kernel=checked.way.kernel)
 
 
 def _in_any_order(checked, inputs: Sequence[Inputs], rng: random.Random) -> pd.DataFrame:
@@ -107,7 +107,8 @@ def _ordinary(checked, lengths, seeds) -> list[Inputs]:
 
 def _drawn(checked, distributions, n, queries, seeds) -> list[Inputs]:
     """Make the Inputs of n keys, the formats of one draw next to each other. queries: None is as many as keys."""
-    settings: dict[str, Any] = dict(head_dim=checked.way.head_dim, causal=checked.able.causal, device=checked.device)
+    way = checked.way
+    settings: dict[str, Any] = dict(head_dim=way.head_dim, causal=way.able.causal, device=checked.device)
     settings |= dict(arithmetic=checked.plan.arithmetic)
     return [
         Inputs(fmt, distribution, n, seed, n_q, **settings)

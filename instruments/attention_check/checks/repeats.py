@@ -64,7 +64,7 @@ def _apart(answers, fmt):
 def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Make one call again and again: rows of `repeats`."""
     settings = [dict(fmt=checked.judged[0], runs=checked.plan.runs)]
-    return checked.table(repeats, settings, able=checked.able, **checked.call)
+    return checked.table(repeats, settings, able=checked.way.able, **checked.call)
 
 
 def judged(table: pd.DataFrame) -> Iterator[Finding]:

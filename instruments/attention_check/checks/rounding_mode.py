@@ -112,7 +112,7 @@ def _probs(ask, fmt, causal):
 def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """See how its casts round, in the 16-bit formats that it is judged in: rows of `rounding_mode`."""
     settings = [dict(fmt=fmt) for fmt in checked.judged if fmt != "FP32"]
-    return checked.table(rounding_mode, settings, causal=checked.able.causal, **checked.call)
+    return checked.table(rounding_mode, settings, causal=checked.way.able.causal, **checked.call)
 
 
 def judged(found: Measurements) -> Iterator[Finding]:

@@ -57,17 +57,17 @@ def calls_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[
 def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Measure errors over shapes and masks: rows of `measure_shapes`."""
     fixed: dict[str, Any] = dict(distribution="normal", device=checked.device, arithmetic=checked.plan.arithmetic)
-    fixed |= dict(kernel=checked.kernel)
+    fixed |= dict(kernel=checked.way.kernel)
 
     def redrawn(call, seeds):
         own = dict(shape=call["shape"], head_dim=int(call.head_dim), fmt=call.fmt)
-        able = replace(checked.able, gradients=False)
+        able = replace(checked.way.able, gradients=False)
         return checked.table(measure_shapes, [own | dict(seed=seed) for seed in seeds], able=able, **fixed)
 
-    plan, causal = checked.plan, checked.able.causal
+    plan, causal = checked.plan, checked.way.able.causal
     shapes = [shape for shape in plan.shapes if CALLS[shape].options.get("causal") or not causal]
     calls = calls_of(shapes, sorted({checked.way.head_dim, *plan.head_dims}), checked.judged, plan.first_seed)
-    table = checked.table(measure_shapes, calls, able=checked.able, **fixed)
+    table = checked.table(measure_shapes, calls, able=checked.way.able, **fixed)
     if not len(table):
         return table
     outputs, others = table[table.tensor == "o"], table[table.tensor != "o"]

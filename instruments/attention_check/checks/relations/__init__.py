@@ -139,7 +139,7 @@ def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     plan, formats = checked.plan, checked.judged[: checked.plan.related_formats]
     keys = RELATIONS if plan.relations is None else plan.relations
     settings = [dict(key=key, fmt=fmt) for key in keys for fmt in formats]
-    fixed = dict(seed=plan.first_seed, n=plan.related_n, arithmetic=plan.arithmetic, able=checked.able)
+    fixed = dict(seed=plan.first_seed, n=plan.related_n, arithmetic=plan.arithmetic, able=checked.way.able)
     return checked.table(relate, settings, **fixed, **checked.call)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_check.checks.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
-from attention_check.isolation.calls import KernelError, its_threads, kernel_errors
+from attention_check.isolation.calls import KernelError, kernel_errors
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.wrong_answers import FAR, distance
 from fa_lib.kernels.gradients import gradients
@@ -187,7 +187,7 @@ def _gradients_through(subject, q, k, v):
     if not L.requires_grad:
         raise not_asked("its log-sum-exp has no gradients")
     dL = draw("normal", subject.seed + 1, L.shape, (1,))[0].to(L)
-    with kernel_errors(), its_threads():
+    with kernel_errors():
         ours = gradients(L, (q, k), dL)
     exact = [x.detach().double().requires_grad_() for x in (q, k)]
     due = gradients(_log_sum_exp(*exact), exact, dL.double())
@@ -204,7 +204,7 @@ def _with_lse(subject, q, k, v):
     for is a log-sum-exp where it is near it."""
     before = None
     for options in ({}, dict(return_lse=True)):
-        with kernel_errors(), its_threads():
+        with kernel_errors():
             o, *others = answer if isinstance(answer := subject.fn(q, k, v, **options), (tuple, list)) else (answer,)
         L = others[0] if others and isinstance(others[0], Tensor) and isinstance(o, Tensor) else None
         if L is None or before is not None and torch.equal(before, L):  # as where the option is not taken
