@@ -114,12 +114,7 @@ def renamed(fn: Callable, heads: int = -3) -> Callable:
 def standard(fn: Callable, heads: int = -3) -> Callable:
     """Return a kernel without the arguments of an emulated one, such as a Precision, or else with fa_lib's names of
     options; heads: as of `renamed`."""
-    return with_precision(fn) if emulates(fn) else renamed(fn, heads)
-
-
-def with_precision(fn: Callable) -> Callable:
-    """Return a kernel without the arguments of an emulated one, such as a Precision; another one as it is."""
-    return partial(_uniform, fn) if emulates(fn) else fn
+    return partial(_uniform, fn) if emulates(fn) else renamed(fn, heads)
 
 
 def _uniform(fn, q, k, v, **options):
@@ -305,5 +300,5 @@ def read_as(fn: Callable, reading: str) -> Callable:
     if not is_layout(reading):
         return READINGS[reading](standard(fn))
     if reading in ("varlen", "paged"):  # called under flash-attn's names
-        return LAYOUTS[reading](with_precision(fn))
+        return LAYOUTS[reading](fn)
     return fn if reading == "bhsd" else LAYOUTS[reading](standard(fn, heads=-2))

@@ -163,9 +163,6 @@ HABITS = [  # what a call does beside its work; findings
     ("torch.set_grad_enabled(False)", [("state", Severity.FAILS, ["grad mode"])]),
     ("torch.set_num_threads(7)", [("state", Severity.FAILS, ["the number of threads"])]),
     ("torch.use_deterministic_algorithms(True)", [("state", Severity.FAILS, ["deterministic algorithms"])]),
-    ("torch.rand(1)", [("draws", Severity.REPORTED, ["torch's random numbers"])]),
-    ("random.random(), numpy.random.rand()", [
-        ("draws", Severity.REPORTED, ["numpy's random numbers", "Python's random numbers"])]),
 ]  # fmt: skip
 
 

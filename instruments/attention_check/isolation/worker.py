@@ -7,7 +7,6 @@ import inspect
 import logging
 import os
 import pickle
-import random
 import select
 import signal
 import socket
@@ -20,7 +19,6 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import numpy as np
 import torch
 
 
@@ -44,7 +42,6 @@ TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a number -> dtype
 SMALLEST = 5e-324  # 0 times anything where denormal numbers are flushed
-DRAWS = ("torch's random numbers", "numpy's random numbers", "Python's random numbers")
 
 
 def _reduced_tensor(x):
@@ -185,8 +182,7 @@ class Worker:
 
 
 def state() -> dict:
-    """What other code computes by, as it is now: torch's settings, and random numbers."""
-    numpys: tuple = np.random.get_state()  # pyright: ignore[reportAssignmentType]  # a dict only if legacy=False
+    """What other code computes by, as it is now: torch's settings."""
     return {
         "the default dtype": torch.get_default_dtype(),
         "the number of threads": torch.get_num_threads(),
@@ -197,9 +193,6 @@ def state() -> dict:
         ),
         "the precision of FP32 products": torch.get_float32_matmul_precision(),
         "flushing of denormal numbers": SMALLEST * 1.0 == 0,
-        DRAWS[0]: torch.get_rng_state().numpy().tobytes(),
-        DRAWS[1]: (numpys[1].tobytes(), numpys[2:]),
-        DRAWS[2]: random.getstate(),
     }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from attention_check.measure.capability import CAUSAL_FEWER, FEWER
 from attention_check.measure.plan import CheckPlan, of_one_query
 from attention_check.measure.way import ONE_QUERY, Way
 
@@ -48,10 +47,7 @@ class CheckedKernel:
     @property
     def top_left(self) -> bool:
         """Whether it always masks causally, aligned top-left."""
-        if not self.way.able.causal:
-            return False
-        asked = self.way.asked
-        return bool((asked.note[asked.asked.isin((FEWER, CAUSAL_FEWER))] == "top_left").any())
+        return self.way.able.causal and self.way.able.top_left
 
     @property
     def queries(self) -> Sequence[int]:

@@ -159,8 +159,6 @@ class _Asker:
                 self.wrong = (answer.output.double(), outcome, note) if first else self.wrong
         elif asked in UNEQUAL and PAST_THE_END in answer.problem:
             outcome, note = Outcome.REFUSED, OUTSIDE
-        elif outcome == Outcome.MALFORMED and answer.o is None:
-            note = wrong_answers.transposed_output(self.fn, q, k, v, options)
         elif (
             outcome == Outcome.REFUSED and not first and asked not in UNNAMED
             and call.options.keys() <= (parameters(self.fn) or {}).keys()

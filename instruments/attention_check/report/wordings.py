@@ -482,7 +482,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "state": lambda f, at: Sentence(
         f"It changes what other code of the program computes by: {listed(at['details'])}, {_calls(at)}",
         change="put it back before the kernel returns"),
-    "draws": lambda f, at: Sentence(f"It draws from {listed(at['details'])}, so that code after it draws others"),
     # captured tensors
     "refused": lambda f, at: Sentence(f"{named(at['kernel'])} {at['problem']}"),
     "beside": lambda f, at: Sentence(
