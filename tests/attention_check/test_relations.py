@@ -178,17 +178,10 @@ def test_each_relation_is_broken_by_a_kernel_with_that_fault(key, fn, case):
     assert row["outcome"] == "breaks" and not row["number"] <= row["limit"]
 
 
-def test_a_log_sum_exp_to_base_2_and_dropped_gradients_of_it_are_conventions():
+def test_a_log_sum_exp_to_base_2_is_a_convention():
     rows = {row["case"]: row for row in relate(wrong("a log-sum-exp in base 2"), "splits", "BF16", n=N)}
     assert rows.pop("log-sum-exp")["problem"] == "to base 2"
     assert {row["outcome"] for row in rows.values()} == {"rounding"}
-
-    def kernel(q, k, v):
-        o, L = attention(q, k, v, return_lse=True)
-        return o, Altered.apply(L, lambda dL: factor * dL)
-
-    for factor, outcome in ((0, "convention"), (2, "breaks"), (1, "rounding")):  # noqa: B007
-        assert [row["outcome"] for row in relate(kernel, "splits", "BF16", n=N)] == ["rounding"] * 3 + [outcome]
 
 
 @pytest.mark.parametrize("second", ["maximum", "weights", "log-sum-exp in BF16"])

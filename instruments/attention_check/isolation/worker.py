@@ -99,15 +99,11 @@ def _bits(x):
 
 def unusable(o: torch.Tensor, device: torch.device) -> str:
     """Why a tensor cannot be compared as one of numbers on a device, with a verb: "returns ..."; "" where it can."""
-    if type(o) not in (torch.Tensor, torch.nn.Parameter):
-        return f"returns {type(o).__name__}, a class of its own, where a plain tensor is due"
-    if o.layout != torch.strided or o.is_quantized:
-        return f"returns a tensor of layout {o.layout}, {o.dtype}, where one of plain numbers is due"
-    if o.device != device:
-        return f"returns a tensor on {o.device}, where one on {device} is due"
-    if o.is_conj() or o.is_neg():
-        return "returns a conjugate or negated view, where a tensor of its own numbers is due"
-    return ""
+    own = type(o) in (torch.Tensor, torch.nn.Parameter) and not (o.is_conj() or o.is_neg() or o.is_quantized)
+    if own and o.layout == torch.strided and o.device == device:
+        return ""
+    got = f"{type(o).__name__}, {o.layout}, {o.dtype}, on {o.device}"
+    return f"returns no plain tensor of its own numbers on {device}: {got}"
 
 
 class OwnPackages:
