@@ -44,7 +44,6 @@ from fa_lib import kernels
 from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.options import finite
 from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
@@ -106,7 +105,7 @@ def contract(
             asker.ask(HEAD_DIM, fmt, at_head_dim(d))
     for large in (LARGE, *[LARGE_CAPPED] * ("softcap" in answered)):
         asker.ask(large.key, fmt, large, times=64)
-    if asker.ask_gradients(fmt) == Outcome.ANSWERED:
+    if asker.ask_gradients_of(GRADIENTS, fmt, [FIRST]) == Outcome.ANSWERED:
         for row in [*asker.rows]:
             if row["asked"] == HEAD_DIM and row["outcome"] == Outcome.ANSWERED:
                 asker.ask_gradients_of(GRADIENTS_AT, fmt, [at_head_dim(row["dim"])], row["dim"])
@@ -195,22 +194,9 @@ class _Asker:
         if answer.outcome == Outcome.ANSWERED or "a race" in answer.problem:
             self.row(RACES, answer.outcome, problem=answer.problem)
 
-    def ask_gradients(self, fmt: Format) -> Outcome:
-        """Whether it has gradients, all of them finite."""
-        q, k, v = (x.requires_grad_() for x in self._inputs(fmt, (1, 2, 256, self.head_dim)))
-        dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
-        try:
-            grads = gradients(with_kernel_errors(self.fn)(q, k, v), (q, k, v), dO)
-        except KernelError as error:
-            return self.failed(GRADIENTS, error)
-        if not all(map(finite, grads)):
-            return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
-        due = _golden_gradients(q, k, v, self.options, dO)
-        self.gradients_off = max(map(wrong_answers.distance, grads, due))
-        return self.row(GRADIENTS)
-
     def ask_gradients_of(self, asked: str, fmt: Format, calls: Iterable[Call], dim: int = 0) -> Outcome:
-        """Whether the gradients of calls are right: at another head_dim, dim, with an option, or of another shape."""
+        """Whether a kernel has gradients, and those of calls are right: at another head_dim, dim, with an option, or of
+        another shape. Of a plain call they are numbers: the rule over shapes judges them."""
         wrong: dict[str, None] = {}
         for call in calls:
             q, k, v, options = self.inputs_of(fmt, call, 2)
@@ -220,18 +206,22 @@ class _Asker:
                 ours = gradients(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
             except KernelError as error:
                 return self.failed(asked, error, dim)
-            due, limit = _golden_gradients(q, k, v, options, dO), _limit(self.gradients_off)
-            wrong |= {name: None for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b, limit)}
+            due = _golden_gradients(q, k, v, options, dO)
+            off = dict(zip(("dQ", "dK", "dV"), map(wrong_answers.distance, ours, due)))
+            if asked == GRADIENTS:
+                self.gradients_off = max(off.values())
+            limit = math.inf if asked == GRADIENTS else _limit(self.gradients_off)
+            wrong |= {name: None for name, x in off.items() if not x < limit}  # NaN is far from everything
         problem = f"returns another {' and '.join(wrong)}" if wrong else ""
         return self.row(asked, Outcome.WRONG if wrong else Outcome.ANSWERED, problem=problem, dim=dim)
 
     def ask_sinks_gradient(self, fmt: Format) -> Outcome:
         """Whether the sinks have a gradient, and the right one."""
-        q, k, v = self._inputs(fmt, (1, 2, 256, self.head_dim))
+        q, k, v, options = self.inputs_of(fmt, FIRST, 1)
 
-        def gradient(kernel, **options):
+        def gradient(kernel, **more):
             sinks = torch.tensor([6.0, 4.0], device=self.device, requires_grad=True)
-            o = first_output(kernel(q, k, v, sinks=sinks, **self.options, **options))
+            o = first_output(kernel(q, k, v, sinks=sinks, **options, **more))
             return torch.autograd.grad(o.float().sum(), sinks)[0]
 
         try:
@@ -239,8 +229,7 @@ class _Asker:
                 ours = gradient(self.fn)
         except KernelError as error:
             return self.failed(SINKS_GRADIENT, error)
-        wrong = _far(ours, gradient(kernels.golden, inputs=fmt).double())
-        if wrong:
+        if not wrong_answers.distance(ours, gradient(kernels.golden, inputs=fmt).double()) <= wrong_answers.FAR:
             return self.row(SINKS_GRADIENT, Outcome.WRONG, problem="returns another gradient of the sinks")
         return self.row(SINKS_GRADIENT)
 
@@ -258,9 +247,6 @@ class _Asker:
             q = q[..., -self.queries :, :]
             options = {name: x[..., -self.queries :, :] if name == "mask" else x for name, x in options.items()}
         return q, k, v, options | self.options
-
-    def _inputs(self, fmt, shape):
-        return (fmt(x).to(self.device, fmt.dtype, copy=True) for x in _normal(shape, shape))
 
     def row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
         of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
@@ -334,11 +320,6 @@ def _furthest_row(o, golden):
     """The largest distance of a row from the golden value's, over the size of this."""
     off, size = ((x.double() ** 2).sum(-1).sqrt() for x in (o.cpu() - golden.cpu(), golden.cpu()))
     return (off / size).where(off > 0, 0.0).max().item()
-
-
-def _far(o, golden, limit=wrong_answers.FAR):
-    """NaN is far from everything."""
-    return not wrong_answers.distance(o, golden) <= limit
 
 
 def _placed(x, device, dtype):
