@@ -58,7 +58,7 @@ def test_every_check_of_the_page_but_remarks_is_one_of_pytest():
     asked before (`tested_kernel`), and how its process behaves is the page's question."""
     asked = {check.of for check in CHECKS.values()}
     remarks = {"growth", "causal", "precision", "bias", "repeats"}
-    around = {"conventions", "conduct", "on_gpu", "only_fp64", "coverage", "unsupported", "not_attention"}
+    around = {"conventions", "conduct", "on_gpu", "coverage", "unsupported", "not_attention"}
     assert {*page.CHECKS} - asked == remarks | around
 
 

@@ -42,12 +42,6 @@ def on_gpu(found: Measurements) -> Iterator[Finding]:
         yield Finding("on_gpu", Severity.REPORTED, dict(gpu=gpu))
 
 
-def only_fp64(found: Measurements) -> Iterator[Finding]:
-    """Say of a kernel that runs in the golden value's own format alone that no error of it could be measured."""
-    if not len(found.lengths):
-        yield Finding("only_fp64", Severity.REPORTED)
-
-
 def coverage(found: Measurements) -> Iterator[Finding]:
     """How much was judged. settings: of format, inputs, N and queries; shapes: of shape, head_dim and format; each with
     how many were asked for."""
@@ -88,10 +82,9 @@ CHECKS = {  # in the order of their findings
     "repeats": Check(lambda found: repeats.judged(found.repeats), ("repeats",)),
     "rounding": Check(rounding_mode.judged, ("rounding", "sums", "lengths", "repeats")),
     "on_gpu": Check(on_gpu, ()),
-    "only_fp64": Check(only_fp64, ("lengths",)),
     "coverage": Check(coverage, ("lengths", "shapes", "asked")),
     "unsupported": Check(lambda found: answers.unsupported(found.asked), ("asked",)),
     "not_attention": Check(lambda found: answers.not_attention(found.asked), ("asked",)),
 }
 NO_ATTENTION = ("conventions", "conduct", "not_attention")  # what is judged of a kernel that has no format
-NO_ERRORS = ("conventions", "conduct", "answer", "only_fp64", "unsupported")  # and of one that has FP64 alone
+NO_ERRORS = ("conventions", "conduct", "answer", "coverage", "unsupported")  # and of one that has FP64 alone

@@ -416,8 +416,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     # a kernel that could not be judged, or not as it was called
     "not_run": lambda f, at: Sentence(f"It could not be run: {lower(_answered(at))}"),
     "not_attention": _not_attention,
-    "only_fp64": lambda f, at: Sentence(
-        "It runs in FP64 only, the golden value's own format: there is nothing to judge it by"),
     "takes": _takes,
     "causal_only": lambda f, at: Sentence("It has a causal mask and no other way: all of it was judged causally"),
     BY_DEFAULT: lambda f, at: Sentence(
