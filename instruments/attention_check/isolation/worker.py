@@ -159,17 +159,14 @@ class Worker:
         if names := changed(given, before):
             return dict(problem=f"changes its inputs: {', '.join(names)}")
         if wanted:
-            self.graphs[number] = results, wanted, given, before
+            self.graphs[number] = results[0], wanted, given, before
         return dict(answer=(*map(_plain, results),) if isinstance(o, (tuple, list)) else _plain(o))
 
-    def backward(self, number: int, gradients: Sequence[torch.Tensor]) -> dict:
-        """gradients: of its results."""
-        results, wanted, given, before = self.graphs.pop(number)
-        pairs = [*zip(results, gradients)]
-        pairs = [(x, dx) for x, dx in pairs if x.requires_grad] or pairs
-        upstream: dict[str, torch.Tensor] = dict(zip(("dO", "dlse"), gradients))
-        given, before = given | upstream, before | copies(upstream)
-        grads = torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
+    def backward(self, number: int, dO: torch.Tensor) -> dict:
+        """dO: of its output; a log-sum-exp has no gradient here."""
+        o, wanted, given, before = self.graphs.pop(number)
+        given, before = given | dict(dO=dO), before | copies(dict(dO=dO))
+        grads = torch.autograd.grad(o, wanted, dO)
         if names := changed(given, before):
             return dict(problem=f"changes {', '.join(names)} in its backward pass")
         if problems := [problem for g in grads if (problem := unusable(g, wanted[0].device))]:
