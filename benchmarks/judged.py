@@ -48,10 +48,9 @@ def tells(finding) -> bool:
     """Whether a note says that something is amiss, though it does not count."""
     at, number = finding.where, finding.number
     amiss = dict(
-        gradients=at.get("failed"), repeats=number is not None and number > 1, problem=True, rounded_splits=True,
-        outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, sum_error=True, top_left=True,
-        relation=True, bound=number is not None and number > 1, raises=True, less_than_format=True,
-        causal_by_default=True,
+        gradients=at.get("failed"), repeats=number is not None and number > 1, problem=True, top_left=True,
+        outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, relation=True,
+        bound=number is not None and number > 1, raises=True, less_than_format=True, causal_by_default=True,
     )  # fmt: skip
     return finding.severity == Severity.REPORTED and bool(amiss.get(finding.what))
 

@@ -12,6 +12,7 @@ import pytest
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.measurements import Measurements
 from attention_check.plots import explain, kernel_report
+from attention_check.plots.report_figure import report_figure
 from fa_lib.execution import ledger, results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.execution.results import recorded
@@ -57,7 +58,8 @@ def in_fp8(offsets, table, words):
 def report(*tables_and_words):
     *tables, words = tables_and_words
     measured = Measurements(**dict(zip(REPORTED, tables)))
-    return kernel_report.kernel_report(judge_kernel("every_step", measured), measured, words)
+    panels = kernel_report.kernel_panels(measured)
+    return report_figure(judge_kernel("every_step", measured), panels, words, rows=2, figsize=(10.5, 7.4))
 
 
 FIGURES = {  # figure -> its tables; what draws it from them and the notebook's words: a function, or its name

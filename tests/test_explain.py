@@ -273,14 +273,6 @@ def test_an_option_that_no_call_has_is_refused(change, words):
         fa_lib.explain(Q, K, V, Q, **change)
 
 
-def test_a_second_output_has_a_picture_of_its_own(tmp_path):
-    q, k, v, o, *_ = CASES["right"]()
-    torch.save(dict(q=q, k=k, v=v, o=o, o_ref=2 * o), tmp_path / "two.pt")
-    output = command("explain", f"{tmp_path / 'two.pt'}", "--out", f"{tmp_path}").output
-    assert "ROUNDING" in output and "BUG" in output and f"{tmp_path / 'two.o_ref.png'}" in output
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("two.png", "two.o_ref.png"))
-
-
 def test_what_came_with_a_right_output_may_be_wrong(tmp_path):
     q, k, v, o, *_ = CASES["right"]()
     lse = torch.logsumexp(q.double() @ k.double().mT / 8, -1)

@@ -89,8 +89,8 @@ def test_no_row_sees_a_key(tmp_path):
     found = fa_lib.explain(q, k, v, torch.zeros_like(v), mask=mask)
     assert (found.verdict, found.blind_rows) == (Verdict.ROUNDING, "zero")
     torch.save(dict(q=q, k=k, v=v, o=torch.zeros_like(v), mask=mask), tmp_path / "call.pt")
-    result = command("explain", f"{tmp_path / 'call.pt'}", "--out", f"{tmp_path}")
-    assert result.exit_code == 0 and (tmp_path / "call.png").exists(), result.output
+    result = command("explain", f"{tmp_path / 'call.pt'}")
+    assert result.exit_code == 0, result.output
 
 
 def test_one_query_with_a_window_has_a_window():

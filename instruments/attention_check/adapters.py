@@ -1,11 +1,11 @@
-"""Kernels of other layouts, conventions and option names behind f(q, k, v, ...) on (batch, heads, sequence, head_dim).
+"""Kernels of other layouts, few calls and other option names behind f(q, k, v, ...) on (batch, heads, sequence,
+head_dim).
 
 Each function that takes a kernel returns one of q, k, v and o (batch, heads, sequence, head_dim), `renamed` alone one
 of the same tensors. What a kernel cannot do then, it refuses at a call: NotImplementedError.
 """
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -114,12 +114,7 @@ def renamed(fn: Callable, heads: int = -3) -> Callable:
 def standard(fn: Callable, heads: int = -3) -> Callable:
     """Return a kernel without the arguments of an emulated one, such as a Precision, or else with fa_lib's names of
     options; heads: as of `renamed`."""
-    return with_precision(fn) if emulates(fn) else renamed(fn, heads)
-
-
-def with_precision(fn: Callable) -> Callable:
-    """Return a kernel without the arguments of an emulated one, such as a Precision; another one as it is."""
-    return partial(_uniform, fn) if emulates(fn) else fn
+    return partial(_uniform, fn) if emulates(fn) else renamed(fn, heads)
 
 
 def _uniform(fn, q, k, v, **options):
@@ -139,11 +134,6 @@ def bshd(fn: Callable) -> Callable:
         return _heads_before_rows(fn(*map(turned, (q, k, v)), **options))
 
     return kernel
-
-
-def turned_output(fn: Callable) -> Callable:
-    """Adapt a kernel that returns (batch, sequence, heads, head_dim) for inputs (batch, heads, sequence, head_dim)."""
-    return wraps(fn)(lambda q, k, v, **options: _heads_before_rows(fn(q, k, v, **options)))
 
 
 def _heads_before_rows(o):
@@ -237,42 +227,6 @@ def _tensor(output):
     return o
 
 
-def scaled(fn: Callable, power: float) -> Callable:
-    """Adapt a kernel whose own scale is head_dim^(-1/2 - power), where 1 / sqrt(head_dim) is asked for.
-
-    One that takes a scale is given it. Of others Q is multiplied by head_dim^power, and refused where that is no power
-    of two, which rounds nothing.
-    """
-    takes = OwnNames.of(fn).options.get("scale", "scale")
-
-    @wraps(fn)
-    def kernel(q, k, v, **options):
-        d = q.shape[-1]
-        if options.get("scale") is not None:
-            return fn(q, k, v, **options)
-        if takes:
-            return fn(q, k, v, **options | dict(scale=d**-0.5))
-        factor = d**power
-        if math.frexp(factor)[0] != 0.5:
-            raise NotImplementedError(f"its own scale, without rounding Q, at head_dim {d}")
-        return fn(q * factor, k, v, **options)
-
-    return kernel
-
-
-def inverted_mask(fn: Callable) -> Callable:
-    """Adapt a kernel for which True in a boolean mask is a hidden key; here it is one that is seen."""
-
-    @wraps(fn)
-    def kernel(q, k, v, **options: Any):
-        mask = options.get("mask")
-        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-            options["mask"] = ~mask
-        return fn(q, k, v, **options)
-
-    return kernel
-
-
 def one_query(fn: Callable) -> Callable:
     """Adapt a kernel that takes one query a call, as in decoding: it gets one after the other, with the keys up to the
     last that this may see, and of a window its left side. Refused: gradients, and a query that sees no key."""
@@ -329,9 +283,8 @@ def values_at_a_time(fn: Callable, width: int) -> Callable:
 LAYOUTS: dict[str, Callable[[Callable], Callable]] = {
     "bhsd": lambda fn: fn, "bshd": bshd, "varlen": varlen, "paged": paged,
 }  # fmt: skip
-READINGS: Mapping[str, Callable[[Callable], Callable]] = {  # keys of `conventions`, but for one_query and v_*
-    "scale_one": partial(scaled, power=-0.5), "scale_one_over_d": partial(scaled, power=0.5),
-    "layout_o_bshd": turned_output, "mask_inverted": inverted_mask, "one_query": one_query,
+READINGS: Mapping[str, Callable[[Callable], Callable]] = {  # of kernels that take few calls
+    "one_query": one_query,
     "v_128": partial(values_at_a_time, width=128), "v_512": partial(values_at_a_time, width=512),
 }  # fmt: skip
 
@@ -342,10 +295,10 @@ def is_layout(reading: str) -> bool:
 
 
 def read_as(fn: Callable, reading: str) -> Callable:
-    """Return a kernel of another layout of LAYOUTS, or of another convention of READINGS, adapted to what is asked for
-    here; a ValueError where there is no such one."""
+    """Return a kernel of another layout of LAYOUTS, or of few calls, of READINGS, adapted to what is asked for here; a
+    ValueError where there is no such one."""
     if not is_layout(reading):
         return READINGS[reading](standard(fn))
     if reading in ("varlen", "paged"):  # called under flash-attn's names
-        return LAYOUTS[reading](with_precision(fn))
+        return LAYOUTS[reading](fn)
     return fn if reading == "bhsd" else LAYOUTS[reading](standard(fn, heads=-2))

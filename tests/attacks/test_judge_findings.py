@@ -117,7 +117,7 @@ CAPTURES = {  # name -> tensors of Q, K, V; a finding, and a part of its where; 
                     "baseline_overflows", {}, Verdict.FAILS),
     "mask_inf": (lambda q, k, v: dict(q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(),
                                       mask=torch.zeros(32, 32).fill_diagonal_(torch.inf)),
-                 "baseline_undefined", dict(heads=[0, 1]), Verdict.NOT_JUDGED),
+                 "baseline_overflows", dict(heads=[0, 1]), Verdict.NOT_JUDGED),
 }  # fmt: skip
 CODES = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
 

@@ -2,15 +2,13 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from attention_check.checks.errors import largest
 from attention_check.checks.shapes import judged as over_shapes
 from attention_check.judge.findings import Severity
-from attention_check.measure import draws
-from attention_check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, SIDE, SPREAD, redraw_failures, worst_draws
+from attention_check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, redraw_failures, worst_draws
 from attention_check.report.wordings import worded
 from fa_lib.kernels.rule import ALLOWED
 
@@ -87,42 +85,3 @@ def test_a_shape_counts_once_however_often_it_was_drawn():
     chance, outputs = over_shapes(pd.DataFrame(rows))
     assert (chance.what, chance.where["draws"]) == ("chance", MORE + 1)
     assert (outputs.severity, outputs.where["of"], outputs.number) == (Severity.PASSES, 2, 1.1)
-
-
-@pytest.mark.parametrize("distribution", [*SPREAD])
-def test_a_call_that_breaks_every_second_draw_is_never_stopped_and_a_usual_one_soon(distribution):
-    """By importance sampling: draws of the usual kernel, weighted by the likelihood ratio of the two hypotheses, give
-    the probability of a stop under the other one, far below what counting could show."""
-    rng, spread = np.random.default_rng(0), SPREAD[distribution]
-    usual, broken = (math.log(mean) for mean in (draws.USUAL[distribution], LIMIT))
-    stops, chance = [], 0.0
-    for _ in range(2000):
-        x, weight = [], 0.0
-        while len(x) < 40:
-            x.append(rng.normal(usual, spread))
-            weight += ((x[-1] - usual) ** 2 - (x[-1] - broken) ** 2) / (2 * spread**2)
-            if draws.certainly_within(pd.Series(np.exp(x)), LIMIT, distribution):
-                chance += math.exp(weight) / 2000
-                break
-        stops.append(len(x))
-    assert draws.UNSURE / 1000 < chance <= draws.UNSURE
-    assert np.mean(stops) < 4 and max(stops) < 40
-
-
-def test_more_draws_only_where_neither_side_is_certain():
-    def seeds(*times):
-        return [*draws.undecided(lengths(*times), LIMIT).seed]
-
-    assert seeds(0.01) == [], "certainly within"
-    assert seeds(1.5) == [0] and seeds(1.5, 1.6) == [1]
-    assert seeds(2.2) == [] and seeds(2.2, 2.3) == [], "drawn again by another rule"
-    assert seeds(None) == [], "no answer"
-    sure = pd.concat([lengths(1.5), lengths(LIMIT * AT_ONCE + 1, fmt="BF16")], ignore_index=True)
-    assert not len(draws.undecided(sure, LIMIT)), "one call decides"
-
-
-def test_a_bias_is_in_doubt_near_its_limit_and_where_it_scatters():
-    assert draws.certainly_unbiased(pd.Series([0.0, draws.BIAS_SPREAD / 2, 0.0]))
-    assert not draws.certainly_unbiased(pd.Series([SIDE, SIDE, SIDE]))
-    assert not draws.certainly_unbiased(pd.Series([-SIDE, SIDE, 0.0]))
-    assert not draws.certainly_unbiased(pd.Series([0.0, math.nan, 0.0]))

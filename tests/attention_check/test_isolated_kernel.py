@@ -163,9 +163,6 @@ HABITS = [  # what a call does beside its work; findings
     ("torch.set_grad_enabled(False)", [("state", Severity.FAILS, ["grad mode"])]),
     ("torch.set_num_threads(7)", [("state", Severity.FAILS, ["the number of threads"])]),
     ("torch.use_deterministic_algorithms(True)", [("state", Severity.FAILS, ["deterministic algorithms"])]),
-    ("torch.rand(1)", [("draws", Severity.REPORTED, ["torch's random numbers"])]),
-    ("random.random(), numpy.random.rand()", [
-        ("draws", Severity.REPORTED, ["numpy's random numbers", "Python's random numbers"])]),
 ]  # fmt: skip
 
 
@@ -222,10 +219,10 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
 
 
 ANSWERS = {
-    "o.to_sparse()": "layout torch.sparse_coo",
-    "o.to('meta')": "on meta, where one on cpu",
-    "torch._neg_view(o)": "conjugate or negated view",
-    "o.as_subclass(type('Own', (torch.Tensor,), {}))": "returns Own,",
+    "o.to_sparse()": "on cpu: Tensor, torch.sparse_coo,",
+    "o.to('meta')": "on cpu: Tensor, torch.strided, torch.float32, on meta",
+    "torch._neg_view(o)": "returns no plain tensor of its own numbers",
+    "o.as_subclass(type('Own', (torch.Tensor,), {}))": "on cpu: Own,",
     "[]": "returns list,",
     "[object()]": "returns list,",
     "exec('raise ValueError(chr(0xd800) + chr(13) * 2 + chr(27))')": r"raises ValueError: \ud800\r\r\x1b",

@@ -13,7 +13,6 @@ from safetensors import safe_open
 from torch import nn
 
 from attention_check.adapters import OPTION_NAMES
-from attention_check.checks.conduct import judged as of_conduct
 from attention_check.explain.explain import explain_call
 from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.isolated_kernel import isolated
@@ -85,13 +84,6 @@ def test_a_model_of_which_nothing_was_compared_is_not_judged_and_the_reason_is_t
         layer(x, x, x)
         layer(x, x, x, need_weights=False)
     assert probe.calls == 1 and probe.skipped == {("all", Why.WEIGHTS): 1}
-
-
-def test_what_an_import_draws_is_no_act_of_the_kernels_calls():
-    columns = dict(what="state", detail="numpy's random numbers", number=math.nan, times=1, at="")
-    assert list(of_conduct(pd.DataFrame([columns | dict(on_import=True)]))) == []
-    (drawn,) = of_conduct(pd.DataFrame([columns | dict(on_import=False)]))
-    assert drawn.what == "draws"
 
 
 @pytest.mark.parametrize("number, told", [

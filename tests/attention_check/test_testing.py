@@ -211,21 +211,21 @@ def test_bad_arguments_are_refused(given, said):
 
 
 def test_every_check_has_an_id_and_an_expected_failure_its_reason():
-    mark = parametrize_with_checks(["flash", partial(kernels.tiled)], expected_failures={"two_runs": "atomics"}).mark
+    mark = parametrize_with_checks(["flash", partial(kernels.tiled)], expected_failures={"every_key": "atomics"}).mark
     names, given = mark.args
     assert names == ("kernel", "check") and len(given) == 2 * len(CHECKS)
     assert {f"flash-{key}" for key in RELATIONS} | {"tiled-carry"} <= {each.id for each in given}
-    (one,) = (each for each in given if each.id == "flash-two_runs")
+    (one,) = (each for each in given if each.id == "flash-every_key")
     assert one.marks[0].kwargs == dict(reason="atomics", raises=AssertionError, strict=True)
-    with pytest.raises(ValueError, match="expected_failures: got 'two_run'; accepted are error, problem"):
-        parametrize_with_checks(["flash"], expected_failures={"two_run": ""})
+    with pytest.raises(ValueError, match="expected_failures: got 'batch'; accepted are error, problem"):
+        parametrize_with_checks(["flash"], expected_failures={"batch": ""})
 
 
 def test_a_kernel_that_raises_fails_a_check_in_every_format():
     def nothing(q, k, v, causal=False, scale=None):
         raise RuntimeError("no such device")
 
-    broken = result_of("two_runs", nothing)
+    broken = result_of("every_key", nothing)
     assert broken.passed is False and broken.why.startswith("BF16, FP16, FP32:")
 
 
@@ -238,15 +238,15 @@ def test_pytest_starts_without_torch(tmp_path):
 @pytest.mark.slow
 def test_a_kernel_is_checked_without_a_file_and_a_stale_expectation_fails(tmp_path):
     (tmp_path / "mine.py").write_text("from fa_lib.kernels import flash as kernel\n")
-    done = pytest_in(tmp_path, "--fa-lib-kernel", "mine.py:kernel", "-k", "two_runs or carry", "-v")
+    done = pytest_in(tmp_path, "--fa-lib-kernel", "mine.py:kernel", "-k", "every_key or carry", "-v")
     assert done.returncode == 0 and "kernel mine.py:kernel" in done.stdout, done.stdout + done.stderr
-    assert "test_kernel[mine:kernel-two_runs] PASSED" in done.stdout and "2 passed" in done.stdout
+    assert "test_kernel[mine:kernel-every_key] PASSED" in done.stdout and "2 passed" in done.stdout
     (tmp_path / "test_mine.py").write_text(
         "from attention_check.testing import parametrize_with_checks\n"
-        "@parametrize_with_checks(['flash'], expected_failures={'two_runs': 'atomics'})\n"
+        "@parametrize_with_checks(['flash'], expected_failures={'every_key': 'atomics'})\n"
         "def test_kernel(kernel, check):\n    check(kernel)\n"
     )
-    done = pytest_in(tmp_path, "-k", "two_runs")
+    done = pytest_in(tmp_path, "-k", "every_key")
     assert done.returncode == 1 and "XPASS(strict)" in done.stdout and "atomics" in done.stdout, done.stdout
 
 

@@ -13,7 +13,6 @@ from own_kernels import found
 
 from attention_check.checks.errors import measure
 from attention_check.checks.repeats import repeats
-from attention_check.checks.splits import in_splits
 from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
@@ -21,7 +20,6 @@ from attention_check.measure.capability import LARGE
 from attention_check.measure.contract import contract
 from attention_check.measure.draws import SIDE
 from attention_check.measure.examine import examine
-from attention_check.measure.mistakes import EXPLAINED
 from attention_check.measure.plan import QUICK
 from attention_check.measure.reference_cache import Inputs
 from attention_check.report.labels import LABELS
@@ -378,45 +376,6 @@ def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_pat
     assert [one.exit_code for one in done] == [0, 3] and "odd:attention is not judged." in done[0].output
     assert 'class="verdict not_judged"' in (tmp_path / "odd_attention.html").read_text()
     assert reports.check_kernel("odd:attention", "quick", tmp_path).record["verdict"] == "not_judged"
-
-
-def split_and_rounded(q, k, v, causal=False, scale=None, splits=4):
-    """Parts of the keys in FP32; each part's output, not divided by its row sum, is written in q's dtype and merged in
-    it, as JAX's Pallas kernel for decoding does."""
-    S = (q.float() @ k.float().mT) * (scale or q.shape[-1] ** -0.5)
-    if causal:
-        S = S.masked_fill(torch.ones(S.shape[-2:]).triu(1 + S.shape[-1] - S.shape[-2]) > 0, -math.inf)
-    m_all, l, O = S.amax(-1, keepdim=True), 0.0, 0.0
-    for S_i, v_i in zip(S.tensor_split(splits, -1), v.float().tensor_split(splits, -2)):
-        m = S_i.amax(-1, keepdim=True).clamp(min=-1e30)
-        P = torch.exp(S_i - m)
-        a = torch.exp(m - m_all)
-        written = (P @ v_i).to(q.dtype)
-        l, O = l + a * P.sum(-1, keepdim=True), O + (a.to(q.dtype) * written).float()
-    return O.to(q.dtype) / l.to(q.dtype)
-
-
-def off_where_q_is_drawn(q, k, v, causal=False, scale=None):
-    """Its carry is clean: the sums that ask for it have Q with one feature."""
-    return attention(q, k, v, causal, scale) * (1 + 2**-5 * bool(q[..., 1:].any()))
-
-
-def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
-    seen, judgement = examined(split_and_rounded, replace(TINY, seeds=3))
-    assert judgement.verdict == Verdict.FAILS and judgement.carries == ()
-    (cause,) = found(judgement, "rounded_splits")
-    assert cause.where["splits"] == 4 and cause.where["low_merge"] and cause.number > 0.95
-    assert seen.splits.set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
-    assert cause.severity == Severity.REPORTED and "4 parts" in judgement_text(judgement)
-    seen, judgement = examined(off_where_q_is_drawn)  # as large an error, of another cause
-    assert len(seen.splits) and not found(judgement, "rounded_splits")
-
-
-def test_rounded_splits_are_attention_but_for_one_rounding():
-    q, k, v = (x.double() for x in Inputs("BF16", "normal", 96, 0).tensors())
-    exact_one = kernels.golden(q, k, v, inputs="FP64")
-    for splits in (1, 5, 32):
-        assert in_splits(q, k, v, splits=splits, fmt="FP64").allclose(exact_one, rtol=1e-12, atol=1e-14)
 
 
 def key_by_key(exp=torch.exp):

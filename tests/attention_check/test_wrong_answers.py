@@ -12,7 +12,6 @@ from in_a_folder import command
 from own_kernels import own_name
 from test_relations import attention
 
-from attention_check.adapters import READINGS
 from attention_check.checks.answers import answers
 from attention_check.commands import reports
 from attention_check.conventions.low_bits import q4_0
@@ -20,8 +19,9 @@ from attention_check.judge.findings import Judgement, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import contract as of_contract
 from attention_check.measure.capability import CAPABILITIES
-from attention_check.measure.contract import adapted, contract, other_convention
+from attention_check.measure.contract import contract
 from attention_check.measure.measurements import Measurements
+from attention_check.measure.way import way_of
 from attention_check.report.labels import NOTES, noted
 from attention_check.report.sentences import headline, judgement_text
 from benchmarks.mutants.gradients import Altered
@@ -65,7 +65,6 @@ def few(monkeypatch, *asked):
 WRONG = {  # note -> a kernel that has that fault
     "layout_all_bshd": reads_bshd,
     "layout_o_reshaped": lambda q, k, v: turned(attention(q, k, v)).reshape(q.shape),
-    "layout_o_bshd": lambda q, k, v: turned(attention(q, k, v)),
     "heads_reversed": lambda q, k, v: attention(q, k, v).flip(1),
     "causal_bottom_right": lambda q, k, v: attention(q, k, v, causal=True),
     "scale_one": scaled(lambda d: 1.0),
@@ -82,7 +81,7 @@ def test_a_wrong_answer_is_recognised(note, monkeypatch):
     few(monkeypatch)
     first, *_ = contract(WRONG[note])
     assert first["asked"] == "BF16" and first["note"] == note and noted(first["outcome"], note, "")
-    assert first["outcome"] == ("malformed" if note == "layout_o_bshd" else "wrong")
+    assert first["outcome"] == "wrong"
 
 
 OPTIONS = {  # what is asked -> a kernel that takes it and does something else, and the note
@@ -240,59 +239,26 @@ def test_a_kernel_of_the_other_layout_is_told_so():
     assert {rows[each] for each in ("BF16", "causal", "fewer_queries", "gradients")} == {"answered"}
 
 
-def scale_one(q, k, v, causal=False, scale=None):
-    return attention(q, k, v, causal=causal, scale=1.0 if scale is None else scale)
-
-
-OTHERWISE = {  # conventions -> a kernel that follows them
-    ("layout_all_bshd",): reads_bshd,
-    ("layout_o_bshd",): lambda q, k, v, causal=False: turned(attention(q, k, v, causal=causal)),
-    ("scale_one",): scale_one,
-    ("scale_one_over_d",): lambda q, k, v: attention(q, k, v, scale=1 / q.shape[-1]),
-    ("layout_all_bshd", "scale_one"): lambda q, k, v: turned(attention(*map(turned, (q, k, v)), scale=1.0)),
-    ("mask_inverted",): lambda q, k, v, mask=None: attention(q, k, v, mask=None if mask is None else ~mask),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("keys", OTHERWISE, ids="+".join)
-def test_a_kernel_of_another_convention_is_adapted_and_then_answers(keys, monkeypatch):
+def test_a_kernel_that_reads_the_other_layout_is_judged_so(monkeypatch):
     few(monkeypatch, "boolean_mask", "causal")
-    kernel = KernelRef("", f"otherwise {'+'.join(keys)}", fn=OTHERWISE[keys])
-    found = other_convention(pd.DataFrame(contract(kernel)))
-    assert found == keys
-    asked = pd.DataFrame(contract(adapted(kernel, keys)))
-    answered = {*asked.asked[asked.outcome == "answered"]}
-    assert "BF16" in answered and not (asked.outcome == "wrong").any() and other_convention(asked) == ()
-    if keys[0].startswith("mask"):
-        assert "boolean_mask" in answered
-    told = judge_kernel(kernel, Measurements(keys, asked))
-    convention = next(f for f in told.findings if f.what == "convention")
-    assert convention.where == dict(keys="+".join(keys)) and told.subject == adapted(kernel, keys).key
-    assert convention.severity == ("reported" if keys == ("layout_all_bshd",) else "fails")
+    kernel = KernelRef("", "of the other layout, unasked", fn=reads_bshd)
+    way = way_of(kernel)
+    answered = {*way.asked.asked[way.asked.outcome == "answered"]}
+    assert way.conventions == ("layout_all_bshd",) and "BF16" in answered and not (way.asked.outcome == "wrong").any()
+    told = judge_kernel(kernel, Measurements(way.conventions, way.asked))
+    takes = next(f for f in told.findings if f.what == "takes")
+    assert takes.severity == "reported" and told.subject == way.kernel.key == "of the other layout, unasked@bshd"
+    assert "It reads (batch, sequence, heads, head_dim), and was judged so" in judgement_text(told)
 
 
-def test_what_is_not_attention_under_any_convention_is_adapted_to_none(monkeypatch):
-    few(monkeypatch)
-    for kernel in (over_queries, lambda q, k, v: 1.5 * attention(q, k, v), attention):
-        assert other_convention(pd.DataFrame(contract(KernelRef("", "strange", fn=kernel)))) == ()
-
-
-def test_a_scale_that_cannot_be_undone_exactly_is_refused():
-    q, k, v = torch.randn(3, 1, 2, 8, 32)
-    fixed, takes = map(READINGS["scale_one"], (lambda q, k, v: attention(q, k, v, scale=1.0), scale_one))
-    with pytest.raises(NotImplementedError, match="without rounding Q, at head_dim 32"):
-        fixed(q, k, v)
-    assert torch.equal(takes(q, k, v), attention(q, k, v))
-    q, k, v = torch.randn(3, 1, 2, 8, 64)
-    assert torch.equal(fixed(q, k, v), attention(q / 8, k, v, scale=1.0))
-
-
-def test_check_kernel_judges_it_further(tmp_path):
-    report = reports.check_kernel(KernelRef("", "own scale", fn=scale_one), "quick", out=tmp_path)
-    failed = [f.what for f in report.judgement.findings if f.severity == "fails"]
-    text = judgement_text(report.judgement)
-    assert failed == ["convention"] and "attention with the scale 1, which was not asked for" in text
-    assert "It keeps no sum in low precision" in text and report.judgement.subject == "own scale@scale_one"
+def test_a_kernel_of_another_scale_is_not_judged_further_and_told_so(tmp_path):
+    own_scale = KernelRef("", "own scale", fn=scaled(lambda d: 1.0))
+    report = reports.check_kernel(own_scale, "quick", out=tmp_path)
+    (failed,) = (f for f in report.judgement.findings if f.severity == "fails")
+    assert failed.what == "not_attention" and report.judgement.subject == "own scale"
+    assert "It was not judged further: asked for BF16 it answers with attention with the scale 1" in judgement_text(
+        report.judgement
+    )
 
 
 def test_a_name_with_a_layout():

@@ -78,7 +78,7 @@ def test_what_cannot_be_had_is_told(monkeypatch):
     ("flash", "flash"), ("attention_gallery:mlx_sdpa", "gallery:mlx_sdpa"), ("mine:f@bshd", "mine:f@bshd"),
     ("gpu:A100:attention_gallery.flash_attn_kernels:fa2_cuda", "gallery:fa2_cuda on A100"),
     ("gpu:H100~1:mine:attention@bshd", "mine:attention@bshd on H100~1"), ("gpu:A100:fa2", "fa2 on A100"),
-    ("mine:f@bshd@scale_one", "mine:f@bshd@scale_one"), ("mine:f@one_query", "mine:f@one_query"),
+    ("mine:f@bshd@one_query", "mine:f@bshd@one_query"), ("mine:f@one_query", "mine:f@one_query"),
 ])  # fmt: skip
 def test_a_text_is_read_once_and_the_kernel_says_its_key_and_its_label(name, words):
     kernel = KernelRef.of(name)

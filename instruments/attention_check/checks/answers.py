@@ -9,9 +9,8 @@ from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE, FEWER
-from attention_check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, OUTSIDE, formats
+from attention_check.measure.contract import BY_DEFAULT, NAMED, OUTSIDE, formats
 from attention_check.measure.measurements import Measurements
-from attention_check.measure.way import TAKES
 
 ROUGH = 20  # times the error of plain sums in FP32 or FP64: another order of additions makes a few, TF32 hundreds
 EVEN = [each.key for each in CAPABILITIES if each.call.n_q == each.call.n_kv]  # as many queries as keys
@@ -20,15 +19,9 @@ NOT_JUDGED = {"raises": NAMED, "outside": OUTSIDE, "unsupported": ""}  # finding
 
 
 def conventions(found: Measurements) -> Iterator[Finding]:
-    """Another convention is another answer, but for a layout of all tensors: a caller has to know that one anyway, and
-    which calls it takes."""
-    followed = tuple(key for key in found.conventions if key not in TAKES)
-    if followed:
-        severity = Severity.REPORTED if followed == (OTHER_LAYOUT,) else Severity.FAILS
-        yield Finding("convention", severity, dict(keys="+".join(followed)))
+    """Which calls it takes, and in which layout: a caller has to know that anyway."""
     for key in found.conventions:
-        if key in TAKES:
-            yield Finding("takes", Severity.REPORTED, dict(key=key))
+        yield Finding("takes", Severity.REPORTED, dict(key=key))
 
 
 def not_attention(asked: pd.DataFrame) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 own error is large, and the rule of two allows another attention."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -11,15 +11,13 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.closeness import BoundCheck, WorstCall
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.mistakes import ROUNDINGS
 from attention_check.measure.reference_cache import Inputs
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 from fa_lib.kernels.kernel_ref import KernelRef
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 BOUNDED = 128  # rows of a call that have a bound, spread evenly
 OF_BOUND = ("judged", "distribution", "n", "rows", "of", "key", "same", "share", "fmt", "tiles", "factor")
@@ -60,13 +58,13 @@ def _bounded(inputs) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     return (q[..., rows.to(q.device), :], k, v), inputs.options(rows, k.shape[-2])
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Compare outputs with their own bounds: rows of `bounds`. There are none in fewer bits than the format's."""
     settings: list[dict[str, Any]] = [
         dict(judged=fmt, n=checked.plan.troubled_n, seed=checked.plan.first_seed)
         for fmt in checked.judged if not checked.plan.arithmetic
     ]  # fmt: skip
-    return checked.table(bounds, settings, able=checked.able, **checked.call)
+    return checked.table(bounds, settings, able=checked.way.able, **checked.call)
 
 
 def judged(close: pd.DataFrame, kernel: str) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -15,13 +14,11 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP64, Format
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 SUMS = ("accumulator", "row_sum")  # what `carry` asks for
 QUERIES = (1, 16, 256)  # at a time; the last are more than a tile of queries holds
@@ -69,9 +66,7 @@ def carry(
         causal: whether it masks: then its last query is compared, which sees all keys.
 
     Returns:
-        rows: what (of SUMS), terms (n), keys, lost (largest error of the two, in ulp of fmt at the sum), all (what
-        is lost if every tile is, in the same ulp), control (the largest relative error of small terms alone),
-        outcome, problem.
+        rows of `sums`, whose columns data/columns.csv explains.
     """
     form, fn, rows = Format.of(fmt), kernel_fn(kernel, causal), []
     for what in SUMS:
@@ -189,12 +184,12 @@ def _sums(what, fmt, keys, n, head_dim):
     return Sums(q, k, v, values, alone_golden, if_all_lost)
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Measure what it carries from tile to tile: rows of `carry`. No more queries are asked for than the plan says."""
     formats = [fmt for fmt in checked.judged if fmt != "FP32"] or ["BF16"]
     counts = [count for count in QUERIES[: 1 if checked.one_query else None] if count <= checked.plan.square]
     settings = [dict(fmt=fmt, queries=count) for fmt in formats for count in counts]
-    return checked.table(carry, settings, causal=checked.able.causal, **checked.call)
+    return checked.table(carry, settings, causal=checked.way.able.causal, **checked.call)
 
 
 def sums_seen(found: Measurements) -> tuple[pd.DataFrame, Finding | None]:
@@ -227,14 +222,3 @@ def judged(found: Measurements) -> Iterator[Finding]:
         if most["low"] is None:
             where |= dict(blind=any(one["blind"] for one in group), problem=problems.iloc[0] if len(problems) else "")
         yield Finding("carry", severities[most["low"]], where, most["lost"], LOST)
-
-
-def row_sum(found: Measurements) -> Iterator[Finding]:
-    """An error of a sum that is no carry."""
-    sums, hides = sums_seen(found)
-    if hides or not len(sums):
-        return
-    off = [one for one in carried(sums) if one["low"] is False and one["lost"] > LOST]
-    for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in off):
-        lost = max(one["lost"] for one in off if (one["fmt"], one["sum"]) == (fmt, what))
-        yield Finding("sum_error", Severity.REPORTED, dict(sum=what, fmt=fmt), lost)

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -12,16 +12,8 @@ from attention_check.isolation.calls import call_kernel
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Severity, within
 from attention_check.measure.capability import crashed, kernel_fn
-from attention_check.measure.draws import (
-    BIAS_DRAWS,
-    OF_LENGTHS,
-    SIDE,
-    certainly_unbiased,
-    redraw_failures,
-    surely_broken,
-    undecided,
-    worst_draws,
-)
+from attention_check.measure.checked_kernel import CheckedKernel
+from attention_check.measure.draws import OF_LENGTHS, SIDE, redraw_failures, surely_broken, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import (
     ORDINARY,
@@ -39,9 +31,6 @@ from fa_lib.numerics.confidence import interval
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
-
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
 
 
@@ -49,11 +38,8 @@ def measure(kernel: KernelRef | str | Callable, inputs: Inputs) -> dict[str, Any
     """Measure the error of a kernel, and Baseline's, to the golden value from the same rounded inputs.
 
     Returns:
-        a row: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over Baseline's on
-        the same outputs), factor and by_factor (`reference_cache.fitted`), bits (`reference_cache.bits`), outwards
-        (`reference_cache.bias_away_from_zero`) and baseline_outwards (Baseline's own); outcome and problem (of
-        `call_kernel`), and finite: False where the output holds NaN or infinite values. Where there is a problem the
-        numbers are NaN.
+        a row of `lengths` or `inputs`, whose columns data/columns.csv explains. Where there is a problem the numbers
+        are NaN.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
     reference = reference_values(inputs)
@@ -73,73 +59,56 @@ def measure(kernel: KernelRef | str | Callable, inputs: Inputs) -> dict[str, Any
     return dict(queries=q.shape[-2], kernel=in_table(kernel)) | numbers | dict(baseline_outwards=base_bias) | answered
 
 
-def over_lengths(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
-    """Measure errors over N, formats, numbers of queries and draws: rows of `measure`. A call
-    is drawn until it is certainly within the rule (`draws`), and at most as often as the plan says. Lengths that are
-    drawn at random, the longest among them, are left out where a kernel fails at those of the plan."""
+def over_lengths(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Measure errors over N, formats, numbers of queries and draws: rows of `measure`. Further draws, and lengths that
+    are drawn at random, the longest among them, are left out where a kernel fails at the first draws."""
 
     def again(call: pd.Series, seeds: range) -> pd.DataFrame:
         return _measured(checked, [replace(inputs_of(call), seed=seed) for seed in seeds])
 
-    inputs, order = _lengths(checked)
-    planned = [i for i in order if inputs[i].n in checked.plan.lengths]
-    table = _measured(checked, [inputs[i] for i in planned]).set_axis(planned)
-    others = [] if surely_broken(table, OF_LENGTHS, ALLOWED["o"]) else [i for i in order if i not in {*planned}]
-    if others:
-        table = pd.concat([table, _measured(checked, [inputs[i] for i in others]).set_axis(others)])
-    table = table.sort_index().reset_index(drop=True)
-    for _ in range(1, checked.plan.seeds):
-        calls = undecided(table[table.n.isin(checked.plan.lengths)], ALLOWED["o"])
-        if not len(calls):
-            break
-        more = [inputs_of(call) for _, call in calls.iterrows()]
-        more = _measured(checked, [replace(each, seed=each.seed + 1) for each in more])
-        table = pd.concat([table, more], ignore_index=True)
+    plan, rng = checked.plan, random.Random(checked.plan.drawn_seed)
+    lengths = [] if plan.drawn_seed is None else [rng.randint(*ends) for ends in plan.drawn]
+    seeds = range(plan.first_seed, plan.first_seed + plan.seeds)
+    table = _in_any_order(checked, _ordinary(checked, plan.lengths, seeds[:1]), rng)
+    others = _ordinary(checked, plan.lengths, seeds[1:]) + _ordinary(checked, lengths, [plan.drawn_seed])
+    if others and not surely_broken(table, OF_LENGTHS, ALLOWED["o"]):
+        table = pd.concat([table, _in_any_order(checked, others, rng)], ignore_index=True)
     return redraw_failures(table, OF_LENGTHS, ALLOWED["o"], again)
 
 
-def on_trouble(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
-    """Measure errors on inputs that make trouble: rows of `measure`. Inputs are drawn BIAS_DRAWS times, and as often as
-    the plan says where that leaves a doubt whether outputs are biased (`draws.certainly_unbiased`)."""
-    few = min(BIAS_DRAWS, checked.plan.bias_seeds)
-    table = _measured(checked, _troubled(checked, few))
-    in_doubt = {at for at, rows in table.groupby(["fmt", "distribution"]) if not certainly_unbiased(rows.outwards)}
-    rest = _troubled(checked, checked.plan.bias_seeds - few, few)
-    more = [each for each in rest if (each.fmt, each.distribution) in in_doubt]
-    return pd.concat([table, _measured(checked, more)], ignore_index=True) if more else table
+def on_trouble(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
+    """Measure errors on inputs that make trouble: rows of `measure`."""
+    names = [name for name in TROUBLE if name != UNEVEN or not checked.top_left]
+    seeds = range(checked.plan.first_seed, checked.plan.first_seed + checked.plan.bias_seeds)
+    return _measured(checked, _drawn(checked, names, checked.plan.troubled_n, [None], seeds))
 
 
 def _measured(checked, inputs: Sequence[Inputs]) -> pd.DataFrame:
-    return checked.table(measure, [dict(inputs=each) for each in inputs], kernel=checked.kernel)
+    return checked.table(measure, [dict(inputs=each) for each in inputs], kernel=checked.way.kernel)
 
 
-def _lengths(checked) -> tuple[list[Inputs], list[int]]:
-    """Make the Inputs of the first draw over lengths, of the plan and drawn at random; and the order in which the
-    kernel is called on them: drawn at random too, but that the formats of one draw stay together."""
-    plan, rng = checked.plan, random.Random(checked.plan.drawn_seed)
-    random_lengths = [] if plan.drawn_seed is None else [rng.randint(*ends) for ends in plan.drawn]
-    settings = [(n, plan.first_seed) for n in plan.lengths] + [(n, plan.drawn_seed or 0) for n in random_lengths]
-    inputs = []
-    for n, seed in settings:
-        queries = (*checked.queries, None) if n <= plan.square else checked.queries
-        inputs += _drawn(checked, ORDINARY, n, queries, range(seed, seed + 1))
+def _in_any_order(checked, inputs: Sequence[Inputs], rng: random.Random) -> pd.DataFrame:
+    """Rows of Inputs in their order, measured in an order that is drawn at random, so that a kernel does not know it;
+    the formats of one draw stay together."""
     size = len(checked.judged)
     blocks = [range(start, start + size) for start in range(0, len(inputs), size)]
-    if plan.drawn_seed is not None:
+    if checked.plan.drawn_seed is not None:
         rng.shuffle(blocks)
-    return inputs, [i for block in blocks for i in block]
+    order = [i for block in blocks for i in block]
+    return _measured(checked, [inputs[i] for i in order]).set_axis(order).sort_index()
 
 
-def _troubled(checked, draws, first=0) -> list[Inputs]:
-    """Make the Inputs of `on_trouble`. draws: of each; first: number of the first of them."""
-    names = [name for name in TROUBLE if name != UNEVEN or not checked.top_left]
-    first += checked.plan.first_seed
-    return _drawn(checked, names, checked.plan.troubled_n, [None], range(first, first + draws))
+def _ordinary(checked, lengths, seeds) -> list[Inputs]:
+    """Make the Inputs of `over_lengths`."""
+    few, every = checked.queries, (*checked.queries, None)
+    queries = {n: every if n <= checked.plan.square else few for n in lengths}
+    return [each for n in queries for each in _drawn(checked, ORDINARY, n, queries[n], seeds)]
 
 
 def _drawn(checked, distributions, n, queries, seeds) -> list[Inputs]:
     """Make the Inputs of n keys, the formats of one draw next to each other. queries: None is as many as keys."""
-    settings: dict[str, Any] = dict(head_dim=checked.way.head_dim, causal=checked.able.causal, device=checked.device)
+    way = checked.way
+    settings: dict[str, Any] = dict(head_dim=way.head_dim, causal=way.able.causal, device=checked.device)
     settings |= dict(arithmetic=checked.plan.arithmetic)
     return [
         Inputs(fmt, distribution, n, seed, n_q, **settings)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -11,13 +10,11 @@ from attention_check.checks.relations.subject import digest
 from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import BF16, FP32, Format
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 
 def repeats(
@@ -32,8 +29,7 @@ def repeats(
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 
     Returns:
-        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
-        that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
+        a row of `repeats`, whose columns data/columns.csv explains.
     """
     form, fn = Format.of(fmt), kernel_fn(kernel, able.causal)
     tensors = [form(x).to(device, form.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
@@ -65,10 +61,10 @@ def _apart(answers, fmt):
     return worst
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Make one call again and again: rows of `repeats`."""
     settings = [dict(fmt=checked.judged[0], runs=checked.plan.runs)]
-    return checked.table(repeats, settings, able=checked.able, **checked.call)
+    return checked.table(repeats, settings, able=checked.way.able, **checked.call)
 
 
 def judged(table: pd.DataFrame) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ Each cast is shown values a quarter and three quarters of the way between two ne
 biased: its errors have one sign, and add up over layers (ROCm/aiter#5151)."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -13,12 +12,10 @@ from attention_check.checks.carry import carried, sums_seen
 from attention_check.isolation.calls import Answer, call_kernel
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.formats import FP32, Format
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 KEYS = 16  # that O is the mean of: few, so that one tile holds them, and a carry in low precision loses nothing
 ROWS, N = 256, 128  # queries, and keys, where the output is asked for, and P: a kernel may remember one call's K
@@ -38,9 +35,8 @@ def rounding_mode(
         causal: whether the kernel masks.
 
     Returns:
-        rows: what ("output" or "probs"), into (name of the format of the cast), mode ("nearest", "truncates" or
-        "not_seen"), outcome and problem (of `call_kernel`). "not_seen" where there is no such cast: P that is not
-        rounded, or is rounded after it was divided by l.
+        rows of `rounding`, whose columns data/columns.csv explains. mode is "not_seen" where there is no such cast: P
+        that is not rounded, or is rounded after it was divided by l.
     """
     fn, form = kernel_fn(kernel, causal), Format.of(fmt)
 
@@ -113,10 +109,10 @@ def _probs(ask, fmt, causal):
     return _named(*(steps > 0.5).T) if rounded else "not_seen", answer
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """See how its casts round, in the 16-bit formats that it is judged in: rows of `rounding_mode`."""
     settings = [dict(fmt=fmt) for fmt in checked.judged if fmt != "FP32"]
-    return checked.table(rounding_mode, settings, causal=checked.able.causal, **checked.call)
+    return checked.table(rounding_mode, settings, causal=checked.way.able.causal, **checked.call)
 
 
 def judged(found: Measurements) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -13,14 +13,12 @@ from attention_check.isolation.calls import KernelError, with_kernel_errors
 from attention_check.isolation.worker import UNSUPPORTED, Outcome
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, PAST_THE_END, Capabilities, crashed, kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.draws import OF_SHAPES, redraw_failures, worst_draws
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.wrong_answers import FAR, furthest
 from fa_lib.kernels.kernel_ref import KernelRef, in_table
 from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
 
 
 def measure_shapes(
@@ -56,20 +54,20 @@ def calls_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[
     ]  # fmt: skip
 
 
-def measured(checked: "CheckedKernel", found: Measurements) -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Measure errors over shapes and masks: rows of `measure_shapes`."""
     fixed: dict[str, Any] = dict(distribution="normal", device=checked.device, arithmetic=checked.plan.arithmetic)
-    fixed |= dict(kernel=checked.kernel)
+    fixed |= dict(kernel=checked.way.kernel)
 
     def redrawn(call, seeds):
         own = dict(shape=call["shape"], head_dim=int(call.head_dim), fmt=call.fmt)
-        able = replace(checked.able, gradients=False)
+        able = replace(checked.way.able, gradients=False)
         return checked.table(measure_shapes, [own | dict(seed=seed) for seed in seeds], able=able, **fixed)
 
-    plan, causal = checked.plan, checked.able.causal
+    plan, causal = checked.plan, checked.way.able.causal
     shapes = [shape for shape in plan.shapes if CALLS[shape].options.get("causal") or not causal]
     calls = calls_of(shapes, sorted({checked.way.head_dim, *plan.head_dims}), checked.judged, plan.first_seed)
-    table = checked.table(measure_shapes, calls, able=checked.able, **fixed)
+    table = checked.table(measure_shapes, calls, able=checked.way.able, **fixed)
     if not len(table):
         return table
     outputs, others = table[table.tensor == "o"], table[table.tensor != "o"]

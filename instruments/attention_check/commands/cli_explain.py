@@ -39,7 +39,7 @@ def explain(
     fmt: Annotated[
         str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one; of drawn ones")
     ] = "",
-    out: Annotated[str, typer.Option(help="folder for a picture of the wrong rows, or of the weights")] = "",
+    out: Annotated[str, typer.Option(help="folder for a picture of the weights of --kernel")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
     exit_code: Annotated[
         bool,
@@ -65,25 +65,17 @@ def explain(
             found, read = explain_kernel(kernel, gpu, file, reading, out)
             write_json(json_file, dict(kernel=kernel, differs=found.differs, lines=read))
             raise typer.Exit(int(exit_code and found.differs))
-        if file is None or gpu:
-            raise ValueError("kernel: got none; accepted is one with --gpu, or where there is no file of q, k, v and o")
+        if file is None or gpu or out:
+            raise ValueError("kernel: got none; accepted is one with --gpu, --out, or without a file of q, k, v and o")
         from attention_check.explain.explain import explain_call, read
         from attention_check.explain.explain_words import lines, nearer
         from attention_check.explain.verdict import finite
         from fa_lib.execution.results import provenance
 
-        calls = read(file, reading)
-        found = {name: explain_call(each) for name, each in calls.items()}
+        found = {name: explain_call(each) for name, each in read(file, reading).items()}
         say("\n".join(line for name, each in found.items() for line in lines(each, name)))
         if len(found) == 2:
             say(nearer(found))
-        if out:
-            from attention_check.plots.wrong_rows import explained_rows
-            from attention_check.report.page_files import save_picture
-
-            for name, each in found.items():
-                figure = explained_rows(calls[name], each)
-                say(f"{save_picture(figure, out, file.stem if name == 'o' else f'{file.stem}.{name}')}")
         records = {name: finite(asdict(each)) for name, each in found.items()}
         write_json(json_file, records | provenance(dict(file=f"{file}")))
     if exit_code and not all(each.is_rounding for each in found.values()):

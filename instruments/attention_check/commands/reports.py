@@ -60,7 +60,7 @@ def check_kernel(
         "Layout": "bshd" if "bshd" in judged.readings else kernel.layout,
         "Lengths N": sorted(lengths.n.unique()) if len(lengths) else plan.lengths,
         "head_dim": ", ".join(map(str, lengths.head_dim.unique())) if len(lengths) else "none",
-        "Draws": f"at most {plan.seeds}; at most {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}",
+        "Draws": f"{plan.seeds}; {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}",
         "Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them",
     }  # fmt: skip
     settings = dict(kernel=judgement.label, device=device) | asdict(plan)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,6 @@ from fa_lib.execution.untrusted import message
 from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.options import finite, visible_rows
 
-_KERNELS_THREADS: ContextVar[int | None] = ContextVar("_KERNELS_THREADS", default=None)
 FAULTS = (Outcome.WRONG, Outcome.MALFORMED, Outcome.ENDED)  # of a kernel that has what it was asked for
 
 
@@ -73,30 +71,14 @@ def kernel_errors() -> Iterator[None]:
 
 @contextmanager
 def judged_by_one_thread() -> Iterator[None]:
-    """Inside, torch has one thread, but for calls of kernels, which have as many as before: a judge computes many small
-    tensors, and threads that wait for each other take a third of its time."""
+    """Inside, torch has one thread in this process: a judge computes many small tensors, and threads that wait for each
+    other take a third of its time. A kernel's own process has as many as before."""
     before = torch.get_num_threads()
-    token = _KERNELS_THREADS.set(before)
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        _KERNELS_THREADS.reset(token)
-
-
-@contextmanager
-def its_threads():
-    """Inside, a kernel's call, torch has as many threads as `judged_by_one_thread` found."""
-    own, now = _KERNELS_THREADS.get(), torch.get_num_threads()
-    if own in (None, now):
-        yield
-        return
-    torch.set_num_threads(own)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(now)
 
 
 def call_or_raise(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -105,7 +87,7 @@ def call_or_raise(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor,
     Raises:
         KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
     """
-    with kernel_errors(), its_threads():
+    with kernel_errors():
         o = first_output(fn(q, k, v, **options))
     if not isinstance(o, torch.Tensor):
         raise KernelError(Outcome.MALFORMED, f"returns {type(o).__name__}, where a tensor is due")
@@ -170,6 +152,6 @@ class _Guarded(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dO):
         wanted = [x for x in ctx.given if x.requires_grad]
-        with kernel_errors(), its_threads():
+        with kernel_errors():
             grads = iter(gradients(ctx.o, wanted, dO))
         return None, None, *(next(grads) if x.requires_grad else None for x in ctx.given)

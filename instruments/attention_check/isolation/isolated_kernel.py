@@ -231,11 +231,11 @@ class IsolatedKernel:
         order = dict(number=self.calls, args=args, options=options, wants=wants)
         return self._answer(process, "call", args, order)
 
-    def backward(self, process: Process, number: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def backward(self, process: Process, number: int, dO: Tensor) -> list[Tensor]:
         """The gradients of the tensors that were wanted in a call, by its number."""
         if process.end:
             raise KernelError(Outcome.ENDED, "has no backward pass: its process ended before")
-        return self._answer(process, "backward", gradients, dict(number=number, gradients=gradients))
+        return self._answer(process, "backward", [dO], dict(number=number, dO=dO))
 
     def conduct(self) -> pd.DataFrame:
         """How the kernel behaved; its process is ended, so that all that it printed is counted. Rows as of `told`."""
@@ -397,11 +397,11 @@ class _Crossing(torch.autograd.Function):
         answer = fn.call(args, options, [x.requires_grad for x in tensors])
         ctx.fn, ctx.process, ctx.number = fn, fn.processes[-1], fn.calls
         weakref.finalize(ctx, ctx.process.forget.append, ctx.number)  # of a list that stays the same
-        results = answer if isinstance(answer, tuple) else (answer,)
-        ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
+        if isinstance(answer, tuple):
+            ctx.mark_non_differentiable(*answer[1:])
         return answer
 
     @staticmethod
-    def backward(ctx, *gradients):
-        grads = iter(ctx.fn.backward(ctx.process, ctx.number, gradients))
+    def backward(ctx, dO, *_):
+        grads = iter(ctx.fn.backward(ctx.process, ctx.number, dO))
         return None, None, None, *(next(grads) if wanted else None for wanted in ctx.needs_input_grad[3:])

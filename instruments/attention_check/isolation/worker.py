@@ -7,7 +7,6 @@ import inspect
 import logging
 import os
 import pickle
-import random
 import select
 import signal
 import socket
@@ -20,7 +19,6 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import numpy as np
 import torch
 
 
@@ -44,7 +42,6 @@ TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a number -> dtype
 SMALLEST = 5e-324  # 0 times anything where denormal numbers are flushed
-DRAWS = ("torch's random numbers", "numpy's random numbers", "Python's random numbers")
 
 
 def _reduced_tensor(x):
@@ -102,15 +99,11 @@ def _bits(x):
 
 def unusable(o: torch.Tensor, device: torch.device) -> str:
     """Why a tensor cannot be compared as one of numbers on a device, with a verb: "returns ..."; "" where it can."""
-    if type(o) not in (torch.Tensor, torch.nn.Parameter):
-        return f"returns {type(o).__name__}, a class of its own, where a plain tensor is due"
-    if o.layout != torch.strided or o.is_quantized:
-        return f"returns a tensor of layout {o.layout}, {o.dtype}, where one of plain numbers is due"
-    if o.device != device:
-        return f"returns a tensor on {o.device}, where one on {device} is due"
-    if o.is_conj() or o.is_neg():
-        return "returns a conjugate or negated view, where a tensor of its own numbers is due"
-    return ""
+    own = type(o) in (torch.Tensor, torch.nn.Parameter) and not (o.is_conj() or o.is_neg() or o.is_quantized)
+    if own and o.layout == torch.strided and o.device == device:
+        return ""
+    got = f"{type(o).__name__}, {o.layout}, {o.dtype}, on {o.device}"
+    return f"returns no plain tensor of its own numbers on {device}: {got}"
 
 
 class OwnPackages:
@@ -166,17 +159,14 @@ class Worker:
         if names := changed(given, before):
             return dict(problem=f"changes its inputs: {', '.join(names)}")
         if wanted:
-            self.graphs[number] = results, wanted, given, before
+            self.graphs[number] = results[0], wanted, given, before
         return dict(answer=(*map(_plain, results),) if isinstance(o, (tuple, list)) else _plain(o))
 
-    def backward(self, number: int, gradients: Sequence[torch.Tensor]) -> dict:
-        """gradients: of its results."""
-        results, wanted, given, before = self.graphs.pop(number)
-        pairs = [*zip(results, gradients)]
-        pairs = [(x, dx) for x, dx in pairs if x.requires_grad] or pairs
-        upstream: dict[str, torch.Tensor] = dict(zip(("dO", "dlse"), gradients))
-        given, before = given | upstream, before | copies(upstream)
-        grads = torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
+    def backward(self, number: int, dO: torch.Tensor) -> dict:
+        """dO: of its output; a log-sum-exp has no gradient here."""
+        o, wanted, given, before = self.graphs.pop(number)
+        given, before = given | dict(dO=dO), before | copies(dict(dO=dO))
+        grads = torch.autograd.grad(o, wanted, dO)
         if names := changed(given, before):
             return dict(problem=f"changes {', '.join(names)} in its backward pass")
         if problems := [problem for g in grads if (problem := unusable(g, wanted[0].device))]:
@@ -185,8 +175,7 @@ class Worker:
 
 
 def state() -> dict:
-    """What other code computes by, as it is now: torch's settings, and random numbers."""
-    numpys: tuple = np.random.get_state()  # pyright: ignore[reportAssignmentType]  # a dict only if legacy=False
+    """What other code computes by, as it is now: torch's settings."""
     return {
         "the default dtype": torch.get_default_dtype(),
         "the number of threads": torch.get_num_threads(),
@@ -197,9 +186,6 @@ def state() -> dict:
         ),
         "the precision of FP32 products": torch.get_float32_matmul_precision(),
         "flushing of denormal numbers": SMALLEST * 1.0 == 0,
-        DRAWS[0]: torch.get_rng_state().numpy().tobytes(),
-        DRAWS[1]: (numpys[1].tobytes(), numpys[2:]),
-        DRAWS[2]: random.getstate(),
     }  # fmt: skip
 
 

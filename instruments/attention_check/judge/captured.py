@@ -10,7 +10,7 @@ from attention_check.explain.verdict import Explanation
 from attention_check.explain.verdict import Verdict as Explained
 from attention_check.isolation.worker import Outcome
 from attention_check.judge.findings import Finding, Judgement, Severity, within
-from attention_check.measure.captured import OVERFLOWS, UNDEFINED
+from attention_check.measure.captured import OVERFLOWS
 from attention_check.measure.measurements import ROUNDED, TensorMeasurements
 from attention_check.measure.wrong_answers import FAR
 from attention_check.probe.probe import summary
@@ -91,16 +91,13 @@ def _ruled(times, few):
 
 
 def _no_yardstick(judged, far):
-    """Heads where Baseline's output, or the golden value itself, is not finite, with the error of the judged kernel: it
-    fails where that is another answer."""
-    if "yardstick" not in far:
-        return
-    for stick in (OVERFLOWS, UNDEFINED):
-        rows = far[far.yardstick == stick]
-        if len(rows):
-            own = rows.relative[rows.kernel == judged].max()  # NaN where it has none
-            where = dict(heads=[*map(int, dict.fromkeys(rows["head"]))], kernel=judged)
-            yield Finding(f"baseline_{stick}", Severity.FAILS if own > FAR else Severity.REPORTED, where, own, FAR)
+    """Heads where Baseline's output is not finite, with the error of the judged kernel: it fails where that is another
+    answer, and not where the golden value is not finite, either."""
+    rows = far[far.yardstick == OVERFLOWS] if "yardstick" in far else far[:0]
+    if len(rows):
+        own = rows.relative[rows.kernel == judged].max()  # NaN where it has none
+        where = dict(heads=[*map(int, dict.fromkeys(rows["head"]))], kernel=judged)
+        yield Finding("baseline_overflows", Severity.FAILS if own > FAR else Severity.REPORTED, where, own, FAR)
 
 
 def judge_model(

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-GONE = ("permutation", "permuted_keys", "packed_sequences")  # relations of older records
+GONE = {  # findings and relations of older records
+    "permutation", "permuted_keys", "packed_sequences", "two_runs", "rounded_splits", "sum_error",
+}  # fmt: skip
 
 
 class Severity(StrEnum):
@@ -75,7 +77,7 @@ class Judgement:
             KeyError, TypeError, ValueError: it is none.
         """
         findings = [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]
-                    if each["where"].get("relation") not in GONE]  # fmt: skip
+                    if not {each["what"], each["where"].get("relation")} & GONE]  # fmt: skip
         return cls(record["kind"], record["subject"], tuple(findings), record.get("label", ""))
 
     @property

@@ -14,7 +14,6 @@ from attention_check.checks import (
     repeats,
     rounding_mode,
     shapes,
-    splits,
 )
 from attention_check.checks.gross_errors import gross_errors
 from attention_check.isolation.worker import Outcome
@@ -26,8 +25,7 @@ from fa_lib.kernels.kernel_ref import KernelRef
 
 def judge_kernel(kernel: KernelRef | str, found: Measurements) -> Judgement:
     """A kernel, by what was measured of it: it passes where its outputs are attention's and within the rule,
-    and it carries no low precision from tile to tile. Where no error could be measured, it is not judged. A kernel
-    that follows another convention is judged under it."""
+    and it carries no low precision from tile to tile. Where no error could be measured, it is not judged."""
     judged = KernelRef.of(kernel).read_as(*(ADAPTED[key] for key in found.conventions))
     found = replace(found, kernel=judged.key)
     keys = NO_ATTENTION if not found.has_format else CHECKS if len(found.lengths) else NO_ERRORS
@@ -42,12 +40,6 @@ def on_gpu(found: Measurements) -> Iterator[Finding]:
     """That it ran in the arithmetic of a GPU that is not there."""
     if gpu := KernelRef.of(found.kernel).gpu:
         yield Finding("on_gpu", Severity.REPORTED, dict(gpu=gpu))
-
-
-def only_fp64(found: Measurements) -> Iterator[Finding]:
-    """Say of a kernel that runs in the golden value's own format alone that no error of it could be measured."""
-    if not len(found.lengths):
-        yield Finding("only_fp64", Severity.REPORTED)
 
 
 def coverage(found: Measurements) -> Iterator[Finding]:
@@ -78,8 +70,6 @@ CHECKS = {  # in the order of their findings
     "growth": Check(lambda found: errors.growth(found.lengths), ("lengths",)),
     "answer": Check(lambda found: answers.answers(found.asked), ("asked",)),
     "error": Check(lambda found: errors.largest(found.lengths), ("lengths",)),
-    "splits": Check(lambda found: splits.judged(found.splits), ("splits",)),
-    "sum_error": Check(carry.row_sum, ("sums", "lengths", "repeats")),
     "problem": Check(lambda found: errors.problems(found.lengths), ("lengths",)),
     "trouble": Check(lambda found: errors.problems(found.inputs), ("inputs",)),
     "causal": Check(answers.causal, ("asked",)),
@@ -92,10 +82,9 @@ CHECKS = {  # in the order of their findings
     "repeats": Check(lambda found: repeats.judged(found.repeats), ("repeats",)),
     "rounding": Check(rounding_mode.judged, ("rounding", "sums", "lengths", "repeats")),
     "on_gpu": Check(on_gpu, ()),
-    "only_fp64": Check(only_fp64, ("lengths",)),
     "coverage": Check(coverage, ("lengths", "shapes", "asked")),
     "unsupported": Check(lambda found: answers.unsupported(found.asked), ("asked",)),
     "not_attention": Check(lambda found: answers.not_attention(found.asked), ("asked",)),
 }
 NO_ATTENTION = ("conventions", "conduct", "not_attention")  # what is judged of a kernel that has no format
-NO_ERRORS = ("conventions", "conduct", "answer", "only_fp64", "unsupported")  # and of one that has FP64 alone
+NO_ERRORS = ("conventions", "conduct", "answer", "coverage", "unsupported")  # and of one that has FP64 alone

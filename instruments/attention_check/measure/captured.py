@@ -24,7 +24,7 @@ from fa_lib.numerics.formats import FP32, Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 
 KINDS = ("normal", "uniform", "sink", "repeated maxima", "one-signed V", "peaked", BIASED)  # of `example`
-YARDSTICKS = FINITE, OVERFLOWS, UNDEFINED = "finite", "overflows", "undefined"  # Baseline; the last: golden values too
+YARDSTICKS = FINITE, OVERFLOWS = "finite", "overflows"  # Baseline
 
 
 def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tensor]:
@@ -66,11 +66,7 @@ def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict
         options: causal, scale, mask. block_kv: tiles, for the rescales.
 
     Returns:
-        rows, one per head (over the batch): head; repeated: share of rows whose maximum is attained by several keys,
-        scores in FP32; ones: keys per row whose P is 1 once rounded to q's format, mean; spread: standard deviation of
-        a row's visible scores, mean; lost: share of the visible P that rounding to the format makes 0; mass: the
-        probability lost so, of the worst row; one_sided: |sum of v| / sum of |v| over the keys, mean over head_dim:
-        1 is V of one sign; rescales: that raise a row's maximum, mean.
+        rows, one per head (over the batch), whose columns data/columns.csv explains (12_your_tensors).
     """
     fmt, options = Format.of(q.dtype), dict(options or {})
     exact = replace(Precision.uniform("FP64"), scores=FP32)
@@ -122,11 +118,8 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
         answers: of `answered`.
 
     Returns:
-        rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
-        Deviation), times_max and times_rmse over Baseline's (`rule.baseline_for`; NaN where Baseline's output is not
-        finite), fmt (of the inputs), rows (that see a key), yardstick (of YARDSTICKS), blind (rows that see no key:
-        what they give is a convention, and does not count), outcome and problem (of `call_kernel`). A kernel with a
-        problem is one row without head and numbers.
+        rows of `deviations`, ROUNDED first, whose columns data/columns.csv explains. Errors over Baseline's are NaN
+        where its output is not finite. A kernel with a problem is one row without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
@@ -139,11 +132,9 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
     for name, out in outs.items():
         for head, (o, g) in enumerate(zip(by_head(out), by_head(golden))):
             stick, largest, rmse = yardsticks[head]
-            numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse"), math.nan)
-            if stick != UNDEFINED:
-                d = deviation(o, g, fmt)
-                times = dict(times_max=over_baseline(d.max, largest), times_rmse=over_baseline(d.rmse, rmse))
-                numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
+            d = deviation(o, g, fmt)
+            times = dict(times_max=over_baseline(d.max, largest), times_rmse=over_baseline(d.rmse, rmse))
+            numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
             about = dict(fmt=fmt.name, rows=len(g) - blind[head], yardstick=stick, blind=blind[head])
             rows.append(dict(head=head, kernel=name) | numbers | about | dict(outcome=Outcome.ANSWERED, problem=""))
     refused = {name: answer for name, answer in answers.items() if name not in outs}
@@ -155,8 +146,6 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
 def yardstick_of(baseline: Tensor, golden: Tensor, fmt: Format) -> tuple[str, float, float]:
     """One of YARDSTICKS for what Baseline gave, of the golden value's shape, and its largest and root mean square
     error; NaN where there is none."""
-    if not golden.isfinite().all():
-        return UNDEFINED, math.nan, math.nan
     if not baseline.isfinite().all():
         return OVERFLOWS, math.nan, math.nan
     own = deviation(baseline, golden, fmt)

@@ -7,10 +7,8 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from attention_check.measure.capability import CAUSAL_FEWER, FEWER, Capabilities
 from attention_check.measure.plan import CheckPlan, of_one_query
 from attention_check.measure.way import ONE_QUERY, Way
-from fa_lib.kernels.kernel_ref import KernelRef
 
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
 
@@ -42,14 +40,6 @@ class CheckedKernel:
         return cls(way, of_one_query(plan) if ONE_QUERY in way.conventions else plan, tuple(judged), device)
 
     @property
-    def kernel(self) -> KernelRef | str | Callable:
-        return self.way.kernel
-
-    @property
-    def able(self) -> Capabilities:
-        return self.way.able
-
-    @property
     def one_query(self) -> bool:
         """Whether it is called for one query after the other."""
         return ONE_QUERY in self.way.conventions
@@ -57,10 +47,7 @@ class CheckedKernel:
     @property
     def top_left(self) -> bool:
         """Whether it always masks causally, aligned top-left."""
-        if not self.able.causal:
-            return False
-        asked = self.way.asked
-        return bool((asked.note[asked.asked.isin((FEWER, CAUSAL_FEWER))] == "top_left").any())
+        return self.way.able.causal and self.way.able.top_left
 
     @property
     def queries(self) -> Sequence[int]:
@@ -70,7 +57,7 @@ class CheckedKernel:
     @property
     def call(self) -> dict[str, Any]:
         """The arguments that most cells share."""
-        return dict(kernel=self.kernel, head_dim=self.way.head_dim, device=self.device)
+        return dict(kernel=self.way.kernel, head_dim=self.way.head_dim, device=self.device)
 
     def table(self, cell: Callable, settings: Iterable[Mapping[str, Any]], **fixed: Any) -> pd.DataFrame:
         """Call a function once for each settings; on a terminal a bar shows how far it is.

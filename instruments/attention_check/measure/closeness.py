@@ -64,8 +64,7 @@ def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any
         o: (batch, heads, n_q, d_v). options: of the call.
 
     Returns:
-        times: the largest error over its output's or its row's bound; rows, of: rows beyond it, and rows; key, same,
-        share, fmt, tiles, factor: of `BoundCheck.cause`.
+        a row of `bounds`, whose columns data/columns.csv explains.
     """
     furthest = WorstCall()
     furthest.add(BoundCheck.of(o, q, k, v, options))

@@ -44,13 +44,12 @@ from fa_lib import kernels
 from fa_lib.kernels.gradients import gradients
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.kernel_ref import KernelRef
-from fa_lib.kernels.options import finite
 from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
-ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
+ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # what a kernel takes, and names for `kernels.get`
 NAMED, OUTSIDE, BY_DEFAULT = "named", "outside", "causal_by_default"
 UNEQUAL = ("gqa", "v_dim_128", "v_dim_512", "gqa_uneven")  # shapes of K and V that no parameter says it takes
 UNNAMED = (*UNEQUAL, "boolean_mask_batch", "boolean_mask_padding")
@@ -71,21 +70,10 @@ def contract(
         head_dims: asked for beside HEAD_DIMS; None: neither is asked for, of a kernel that is compiled for each.
 
     Returns:
-        rows: asked, dim, head_dim, outcome, note, problem, times. Formats come first.
-            asked: a format, the key of a Capability, RACES, LARGE, LARGE_CAPPED, GRADIENTS, GRADIENTS_AT,
-                GRADIENTS_WITH of a key, where that is answered, or SINKS_GRADIENT.
-            dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
-            outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
-            `call_kernel` has it; or it raises what is no refusal, at a call that its signature takes) or WRONG (it
-            answers another question).
-            note: "causal_only" (a format, asked for with `causal`), BY_DEFAULT (a format: the kernel masks causally
-            where it is not told otherwise, and was told), "top_left" (causal, aligned as torch's is_causal),
-            of a wrong answer what it looks like (of `wrong_answers.diagnose`), "layout_o_bshd" (its output is right,
-            and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), NAMED (of what it refuses:
-            what it raises is no refusal, but it may take the option in another form; OUTSIDE: of UNEQUAL shapes, it
-            reads past the end of K or V), or "".
-            problem: what it raises or returns instead, in words, or "".
-            times: of FP32 and FP64, the error over that of sums in the format, one term after the other; else NaN.
+        rows of `asked`, whose columns data/columns.csv explains. Formats come first, then the keys of Capabilities,
+        RACES, LARGE, LARGE_CAPPED, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a key, where that is answered, and
+        SINKS_GRADIENT. An answer in another format is REFUSED. What is no refusal, raised at a call that the
+        signature takes, is MALFORMED.
     """
     asker = _Asker(kernel, head_dim, device, causal, queries)
     answered_formats = [fmt for fmt in FORMATS if asker.ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]
@@ -117,7 +105,7 @@ def contract(
             asker.ask(HEAD_DIM, fmt, at_head_dim(d))
     for large in (LARGE, *[LARGE_CAPPED] * ("softcap" in answered)):
         asker.ask(large.key, fmt, large, times=64)
-    if asker.ask_gradients(fmt) == Outcome.ANSWERED:
+    if asker.ask_gradients_of(GRADIENTS, fmt, [FIRST]) == Outcome.ANSWERED:
         for row in [*asker.rows]:
             if row["asked"] == HEAD_DIM and row["outcome"] == Outcome.ANSWERED:
                 asker.ask_gradients_of(GRADIENTS_AT, fmt, [at_head_dim(row["dim"])], row["dim"])
@@ -170,8 +158,6 @@ class _Asker:
                 self.wrong = (answer.output.double(), outcome, note) if first else self.wrong
         elif asked in UNEQUAL and PAST_THE_END in answer.problem:
             outcome, note = Outcome.REFUSED, OUTSIDE
-        elif outcome == Outcome.MALFORMED and answer.o is None:
-            note = wrong_answers.transposed_output(self.fn, q, k, v, options)
         elif (
             outcome == Outcome.REFUSED and not first and asked not in UNNAMED
             and call.options.keys() <= (parameters(self.fn) or {}).keys()
@@ -208,22 +194,9 @@ class _Asker:
         if answer.outcome == Outcome.ANSWERED or "a race" in answer.problem:
             self.row(RACES, answer.outcome, problem=answer.problem)
 
-    def ask_gradients(self, fmt: Format) -> Outcome:
-        """Whether it has gradients, all of them finite."""
-        q, k, v = (x.requires_grad_() for x in self._inputs(fmt, (1, 2, 256, self.head_dim)))
-        dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
-        try:
-            grads = gradients(with_kernel_errors(self.fn)(q, k, v), (q, k, v), dO)
-        except KernelError as error:
-            return self.failed(GRADIENTS, error)
-        if not all(map(finite, grads)):
-            return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
-        due = _golden_gradients(q, k, v, self.options, dO)
-        self.gradients_off = max(map(wrong_answers.distance, grads, due))
-        return self.row(GRADIENTS)
-
     def ask_gradients_of(self, asked: str, fmt: Format, calls: Iterable[Call], dim: int = 0) -> Outcome:
-        """Whether the gradients of calls are right: at another head_dim, dim, with an option, or of another shape."""
+        """Whether a kernel has gradients, and those of calls are right: at another head_dim, dim, with an option, or of
+        another shape. Of a plain call they are numbers: the rule over shapes judges them."""
         wrong: dict[str, None] = {}
         for call in calls:
             q, k, v, options = self.inputs_of(fmt, call, 2)
@@ -233,18 +206,22 @@ class _Asker:
                 ours = gradients(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
             except KernelError as error:
                 return self.failed(asked, error, dim)
-            due, limit = _golden_gradients(q, k, v, options, dO), _limit(self.gradients_off)
-            wrong |= {name: None for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b, limit)}
+            due = _golden_gradients(q, k, v, options, dO)
+            off = dict(zip(("dQ", "dK", "dV"), map(wrong_answers.distance, ours, due)))
+            if asked == GRADIENTS:
+                self.gradients_off = max(off.values())
+            limit = math.inf if asked == GRADIENTS else _limit(self.gradients_off)
+            wrong |= {name: None for name, x in off.items() if not x < limit}  # NaN is far from everything
         problem = f"returns another {' and '.join(wrong)}" if wrong else ""
         return self.row(asked, Outcome.WRONG if wrong else Outcome.ANSWERED, problem=problem, dim=dim)
 
     def ask_sinks_gradient(self, fmt: Format) -> Outcome:
         """Whether the sinks have a gradient, and the right one."""
-        q, k, v = self._inputs(fmt, (1, 2, 256, self.head_dim))
+        q, k, v, options = self.inputs_of(fmt, FIRST, 1)
 
-        def gradient(kernel, **options):
+        def gradient(kernel, **more):
             sinks = torch.tensor([6.0, 4.0], device=self.device, requires_grad=True)
-            o = first_output(kernel(q, k, v, sinks=sinks, **self.options, **options))
+            o = first_output(kernel(q, k, v, sinks=sinks, **options, **more))
             return torch.autograd.grad(o.float().sum(), sinks)[0]
 
         try:
@@ -252,8 +229,7 @@ class _Asker:
                 ours = gradient(self.fn)
         except KernelError as error:
             return self.failed(SINKS_GRADIENT, error)
-        wrong = _far(ours, gradient(kernels.golden, inputs=fmt).double())
-        if wrong:
+        if not wrong_answers.distance(ours, gradient(kernels.golden, inputs=fmt).double()) <= wrong_answers.FAR:
             return self.row(SINKS_GRADIENT, Outcome.WRONG, problem="returns another gradient of the sinks")
         return self.row(SINKS_GRADIENT)
 
@@ -272,9 +248,6 @@ class _Asker:
             options = {name: x[..., -self.queries :, :] if name == "mask" else x for name, x in options.items()}
         return q, k, v, options | self.options
 
-    def _inputs(self, fmt, shape):
-        return (fmt(x).to(self.device, fmt.dtype, copy=True) for x in _normal(shape, shape))
-
     def row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
         of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
         self.rows.append(of | dict(outcome=outcome, note=note, problem=problem, times=times))
@@ -292,21 +265,15 @@ def formats(asked: pd.DataFrame) -> list[str]:
     return [f"{fmt}" for fmt in FORMATS if f"{fmt}" in answered]
 
 
-def other_convention(asked: pd.DataFrame) -> tuple[str, ...]:
-    """Return the keys of the conventions that a kernel follows instead, by a table of `contract`, where `kernels.get`
-    can adapt it: in all its formats, or for its boolean masks. Empty: there is none."""
+def reads_other_layout(asked: pd.DataFrame) -> bool:
+    """Whether a kernel reads and returns (batch, sequence, heads, head_dim), by a table of `contract`: in all its
+    formats."""
     plain = asked[asked.asked.isin([f"{fmt}" for fmt in FORMATS]) & (asked.outcome != Outcome.REFUSED)]
-    masks = asked[(asked.asked == "boolean_mask") & (asked.outcome == Outcome.WRONG)]
-    for rows in (plain, masks):
-        notes = {*rows.note}
-        keys = tuple(notes.pop().split("+")) if len(notes) == 1 else ("",)
-        if all(key in ADAPTED for key in keys):
-            return keys
-    return ()
+    return {*plain.note} == {OTHER_LAYOUT}
 
 
 def adapted(kernel: KernelRef | str | Callable, keys: Iterable[str]) -> KernelRef | Callable:
-    """Return a kernel that is adapted to conventions, by their keys."""
+    """Return a kernel that is adapted to what it takes, by keys of ADAPTED."""
     readings = [ADAPTED[key] for key in keys]
     if isinstance(kernel, (KernelRef, str)):
         return KernelRef.of(kernel).read_as(*readings)
@@ -353,11 +320,6 @@ def _furthest_row(o, golden):
     """The largest distance of a row from the golden value's, over the size of this."""
     off, size = ((x.double() ** 2).sum(-1).sqrt() for x in (o.cpu() - golden.cpu(), golden.cpu()))
     return (off / size).where(off > 0, 0.0).max().item()
-
-
-def _far(o, golden, limit=wrong_answers.FAR):
-    """NaN is far from everything."""
-    return not wrong_answers.distance(o, golden) <= limit
 
 
 def _placed(x, device, dtype):

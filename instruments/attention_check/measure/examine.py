@@ -5,7 +5,7 @@ It is called, never read; whatever it does becomes a row."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from attention_check.checks import bounds, carry, errors, relations, repeats, rounding_mode, shapes, splits
+from attention_check.checks import bounds, carry, errors, relations, repeats, rounding_mode, shapes
 from attention_check.measure.checked_kernel import CheckedKernel
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
@@ -14,7 +14,7 @@ from fa_lib.kernels.kernel_ref import KernelRef
 
 MEASURED = {  # table of Measurements -> what measures it, in their order
     "lengths": errors.over_lengths, "sums": carry.measured, "shapes": shapes.measured, "inputs": errors.on_trouble,
-    "bounds": bounds.measured, "splits": splits.measured, "repeats": repeats.measured, "relations": relations.measured,
+    "bounds": bounds.measured, "repeats": repeats.measured, "relations": relations.measured,
     "rounding": rounding_mode.measured,
 }  # fmt: skip
 
@@ -27,7 +27,6 @@ def examine(kernel: KernelRef | str | Callable, depth: CheckPlan = QUICK, device
 
     Returns:
         What was measured in BF16 and FP16, else in FP32; where the kernel has none of them, all but `asked` is empty.
-        Splits are tried where an error breaks the rule and no sum is carried in low precision.
 
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.

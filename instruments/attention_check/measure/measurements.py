@@ -31,14 +31,13 @@ class Measurements(_Tables):
     asked.
 
     Attributes:
-        conventions: keys of the conventions that it follows instead of what was asked for, and to which it was adapted.
+        conventions: keys of `contract.ADAPTED` that it was adapted to: its layout, the few calls that it takes.
         asked: what the kernel can do: rows of `contract.contract`.
         lengths: its errors over N, formats, numbers of queries and seeds: rows of `errors.measure`.
         sums: what it carries from tile to tile: rows of `carry.carry`.
         shapes: its errors over shapes and masks: rows of `shapes.measure_shapes`.
         inputs: its errors on inputs that make trouble: rows of `errors.measure`.
         bounds: its outputs and their own bounds: rows of `bounds.bounds`.
-        splits: which emulation has its errors: rows of `splits.rounded_splits`.
         repeats: one call again and again: rows of `repeats.repeats`.
         relations: what every kernel keeps: rows of `relations.relate`.
         rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
@@ -54,7 +53,6 @@ class Measurements(_Tables):
     shapes: pd.DataFrame = _table()
     inputs: pd.DataFrame = _table()
     bounds: pd.DataFrame = _table()
-    splits: pd.DataFrame = _table()
     repeats: pd.DataFrame = _table()
     relations: pd.DataFrame = _table()
     rounding: pd.DataFrame = _table()

@@ -8,7 +8,7 @@ import pandas as pd
 from attention_check.isolation.calls import FAULTS
 from attention_check.isolation.worker import Outcome
 from attention_check.measure.capability import GRADIENTS, UNMASKED, Capabilities, parameters
-from attention_check.measure.contract import ADAPTED, adapted, contract, formats, other_convention
+from attention_check.measure.contract import OTHER_LAYOUT, adapted, contract, formats, reads_other_layout
 from fa_lib import kernels
 from fa_lib.kernels.kernel_ref import KernelRef
 
@@ -18,7 +18,6 @@ NARROW = {  # conventions of a kernel that takes few calls -> the head_dims they
     (): UNUSUAL, (ONE_QUERY,): (*USUAL, *UNUSUAL), ("v_512",): (576,), ("v_128",): (192,), ("v_512", ONE_QUERY): (576,),
     ("v_128", ONE_QUERY): (192,),
 }  # fmt: skip
-TAKES = (ONE_QUERY, "v_512", "v_128")  # conventions of NARROW
 QUERIES = 16  # of a call, for a kernel that is called for one after the other
 
 
@@ -43,18 +42,18 @@ class Way:
 
 def way_of(
     kernel: KernelRef | str | Callable, device: str = "cpu", queries: int | None = None,
-    head_dims: Iterable[int] | None = (), follow: Iterable[str] = ADAPTED,
+    head_dims: Iterable[int] | None = (),
 ) -> Way:  # fmt: skip
-    """How a kernel is called. One that raises at every call is tried at other head_dims, with one query at a time, and
-    with a V of another head_dim, before it is given up.
+    """How a kernel is called. One that reads the other layout is judged so. One that raises at every call is tried at
+    other head_dims, with one query at a time, and with a V of another head_dim, before it is given up.
 
     Args:
-        queries, head_dims: as of `contract`. follow: keys of conventions under which it is judged.
+        queries, head_dims: as of `contract`.
     """
     way = Way(kernel, (), *probe_capabilities(kernel, device, queries, head_dims))
-    while (more := other_convention(way.asked)) and {*more} <= {*follow} and not {*more} & {*way.conventions}:
-        own = adapted(way.kernel, more)
-        way = Way(own, (*way.conventions, *more), *probe_capabilities(own, device, queries, head_dims))
+    if reads_other_layout(way.asked):
+        own = adapted(way.kernel, [OTHER_LAYOUT])
+        way = Way(own, (OTHER_LAYOUT,), *probe_capabilities(own, device, queries, head_dims))
     if head_dims is None or not (way.asked.outcome == Outcome.REFUSED).all():
         return way
     for more, tried_at in NARROW.items():

@@ -1,23 +1,18 @@
 """What a wrong answer looks like: attention under another convention, found by trying them."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
-from attention_check.adapters import first_output
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import keys_of
 from attention_check.conventions.reading import CapturedCall
 from attention_check.conventions.search import fit
-from attention_check.isolation.calls import KernelError, kernel_errors
 from fa_lib.execution.process_settings import give_back
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 CLOSE = 0.05  # to what a wrong answer is said to look like: a scale of 1 / head_dim is 0.12 from no scores at all
-TRANSPOSED = "layout_o_bshd"  # the key of a convention
 
 
 def distance(o: Tensor, golden: Tensor) -> float:
@@ -46,16 +41,3 @@ def diagnose(call: CapturedCall) -> str:
 def furthest(rows: pd.DataFrame) -> pd.Series:
     """Return the row whose column `relative` is the largest; NaN, which is no answer, is larger than any number."""
     return rows.loc[rows.relative.fillna(math.inf).idxmax()]
-
-
-def transposed_output(fn: Callable, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> str:
-    """Of a kernel whose output has another shape: TRANSPOSED where it is (batch, sequence, heads, head_dim), and right
-    but for that; else ""."""
-    try:
-        with kernel_errors():
-            o = first_output(fn(q, k, v, **options))
-    except KernelError:
-        return ""
-    if not isinstance(o, Tensor) or o.shape != (*q.transpose(1, 2).shape[:3], v.shape[-1]):
-        return ""
-    return TRANSPOSED if residual(CapturedCall(q, k, v, o, options), Dialect(layout="o_bshd")) <= CLOSE else ""

@@ -1,38 +1,21 @@
-"""The figure of a report on somebody's kernel."""
+"""The panels of a report on somebody's kernel."""
 
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from attention_check.checks.carry import LOST
-from attention_check.judge.findings import Judgement
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.reference_cache import BIASED, WORST
 from attention_check.plots.page_style import BLUE, DIM, READABLE, RUST, Panel
-from attention_check.report import sentences
 from attention_check.report.labels import NAMES, SUMS, queries_in_words
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
-from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, INPUTS, band, log_ticks, no_minor_ticks, plain_ticks, styled
+from fa_lib.plots.style import INK, INPUTS, band, log_ticks, no_minor_ticks, plain_ticks
 
 TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
 MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
-
-
-@styled
-def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Figure | None:
-    """Draw the panels of a kernel's page in one figure; None for a kernel that runs in no format."""
-    if not len(found.lengths):
-        return None
-    figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
-    for ax, panel in zip(axes.flat, kernel_panels(found)):
-        panel.draw(ax)
-        ax.set_title(panel.title)
-    return captioned(figure, sentences.headline(judgement).removesuffix("."), caption)
 
 
 def kernel_panels(found: Measurements) -> list[Panel]:

@@ -1,19 +1,14 @@
-"""The figure of a report on captured tensors."""
+"""The panels of a report on captured tensors."""
 
 from functools import partial
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 
 from attention_check.isolation.worker import Outcome
-from attention_check.judge.findings import Judgement
 from attention_check.plots.page_style import BLUE, BROWN, DIM, PURPLE, RUST, Panel
-from attention_check.report import sentences
 from attention_check.report.labels import named
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import INK, log_ticks, styled
+from fa_lib.plots.style import INK, log_ticks
 
 RISKS = {  # column of `captured.risks` -> heading, what its full colour means
     "repeated": ("rows with\nseveral\nmaxima", 1),
@@ -25,17 +20,6 @@ RISKS = {  # column of `captured.risks` -> heading, what its full colour means
     "rescales": ("rescales\nper row", 8),
 }
 MOST = 24  # heads that are drawn
-
-
-@styled
-def tensors_report(judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, caption: str) -> Figure:
-    """Draw the panels of the page in one figure; risky, far: as of `tensors_panels`."""
-    panels = tensors_panels(risky, far)
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, max(4.5, 0.34 * len(_heads(far)) + 2.6)), width_ratios=(1.25, 0.8))
-    for ax, panel in zip(axes, panels):
-        panel.draw(ax)
-        ax.set_title(panel.title)
-    return captioned(figure, sentences.headline(judgement).removesuffix("."), f"{caption} {shortened(risky)}".rstrip())
 
 
 def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame) -> list[Panel]:

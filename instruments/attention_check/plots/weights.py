@@ -6,10 +6,11 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from attention_check.measure.weights import Weights
-from attention_check.plots.wrong_rows import UNSEEN
 from attention_check.report.weights_words import lines
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import styled
+
+UNSEEN = "#d9d9d9"
 
 
 @styled

@@ -1,6 +1,5 @@
 """Torch's side of the probe: where in a model a call is, and how to compute beside it and leave it alone."""
 
-import gc
 import random
 import sys
 import threading
@@ -156,19 +155,6 @@ def _runs_compiled():
     """Whether compiled modules run compiled: torch.compiler.set_stance("force_eager") has them run as they were."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and getattr(getattr(dynamo, "_stance", None), "stance", "") != "force_eager"
-
-
-def compiled() -> list[str]:
-    """The classes of compiled modules that are alive: what runs in one that is outermost is seen by nobody."""
-
-    def alive():
-        modules = (x for x in gc.get_objects() if issubclass(type(x), nn.Module))
-        return sorted({type(getattr(x, "_orig_mod", x)).__name__ for x in modules if _is_compiled(x)})
-
-    if not _runs_compiled() or not alive():
-        return []
-    gc.collect()  # some may be alive only because nobody has looked
-    return alive()
 
 
 @contextmanager

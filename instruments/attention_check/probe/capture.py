@@ -20,7 +20,6 @@ from attention_check.probe.named_tensors import (
     Reading,
     by_meaning,
     narrowed,
-    narrower_format,
     option_values,
     refuse_ambiguous,
 )
@@ -146,8 +145,8 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
                     f"{name}: {count} of {x.numel()} values are NaN or infinite{at}; accepted are finite values: "
                     "capture a call from before the loss went wrong"
                 )
-        own = call.stated if call.stated in ("BF16", "FP16") else narrower_format(held)
-        to = Format.of(reading.fmt or own or q.dtype)
+        own = call.stated if call.stated in ("BF16", "FP16") else q.dtype
+        to = Format.of(reading.fmt or own)
         if not reading.fmt and to.dtype != named["q"].dtype:
             about["stored_in"] = Format.of(named["q"].dtype).name
         rounded = [to(x.double()) for x in (q, k, v)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attention_check.isolation.calls import KernelError, call_or_raise
-from attention_check.probe.call_sites import CallTracker, SdpaArguments, compiled, observing_sdpa, undisturbed
+from attention_check.probe.call_sites import CallTracker, SdpaArguments, observing_sdpa, undisturbed
 from attention_check.probe.capture import Capture
 from attention_check.probe.sampling import Sample, not_finite, sampled, shares_seen, size
 from attention_check.probe.skipped import Why, line
@@ -28,10 +28,9 @@ from fa_lib.numerics.metrics import over_baseline
 
 SDPA = F.scaled_dot_product_attention
 EMULATED = (eager_baseline, kernels.baseline, kernels.as_shipped, kernels.every_step)  # of any rows the same bits
-CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "head", "kernel", "against"]
 COLUMNS = [
-    *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", "masked", "later", "own", *PLACE[2:],
-    "max", "rmse", "scale", "ratio",
+    "model", "step", "layer", "call", "fmt", "n_q", "n_kv", "rows", "hidden", "masked", "later", "own", "head",
+    "kernel", "against", "max", "rmse", "scale", "ratio",
 ]  # fmt: skip
 
 
@@ -65,12 +64,11 @@ class Probe(TorchFunctionMode):
     Args:
         names: kernels to compare with the one that ran, for `kernels.get`. "as_shipped" is what a flash kernel with
             FP32 sums makes of the same inputs.
-        every: one step of a model in so many is compared, with all of its calls.
+        every: one step of a model in so many is compared, with all of its calls. The rows of all compared steps are
+            held, a kilobyte each.
         queries: rows of Q compared for each head of a call, spread evenly over the sequence and over up to
             sqrt(queries) entries of the batch; None is all. Kernels emulated here and the golden value compute no
             others; any other kernel runs on the whole call, as the model's does.
-        limit: rows held. Where a step begins and they are full, every second compared step is let go of, but for the
-            largest error of each layer, head and kernel, and `every` doubles. None is no limit.
         save: path, ending in .safetensors, of the worst call (`capture.Capture`: Q, K, V, mask, causal, scale, o, and
             dO where a backward pass reaches it within), for `fa-lib check tensors` and `fa-lib shrink`; written on
             leaving. It has the largest error of what ran, over the golden root mean square and the unit roundoff. Where
@@ -97,7 +95,7 @@ class Probe(TorchFunctionMode):
 
     def __init__(
         self, names: str | Iterable[KernelRef | str] = ("as_shipped",), every: int = 1, queries: int | None = 256,
-        limit: int | None = 100_000, save: str | Path | None = None, baseline: str | None = "baseline",
+        save: str | Path | None = None, baseline: str | None = "baseline",
         also: Callable[[Sample, Tensor], None] | None = None,
     ):  # fmt: skip
         super().__init__()
@@ -107,14 +105,13 @@ class Probe(TorchFunctionMode):
             if kernels.emulates(fn) or name in ("ran", "golden"):
                 raise ValueError(f"names: got {name!r}; accepted are kernels of q, k, v alone, such as 'as_shipped'")
         self.kernels = {name: kernels.plain(fn) for name, fn in found.items()}
-        for name, value in dict(every=every, queries=queries, limit=limit).items():
+        for name, value in dict(every=every, queries=queries).items():
             if not (type(value) is int and value >= 1 or value is None and name != "every"):
                 none = ", or None" * (name != "every")
                 raise ValueError(f"{name}: got {value!r}; accepted is a whole number from 1{none}")
         if save is not None and Path(save).suffix != ".safetensors":
             raise ValueError(f"save: got {str(save)!r}; accepted is a path that ends in .safetensors, or None")
-        self.every, self.queries, self.limit = every, queries, limit
-        self.save, self.baseline, self.also = save, baseline, also
+        self.every, self.queries, self.save, self.baseline, self.also = every, queries, save, baseline, also
         self.rows, self.calls, self.skipped = [], 0, Counter()
         self.nonfinite = None
         self._largest, self._worst = 0.0, None  # of the worst call so far: its error and Capture
@@ -204,21 +201,6 @@ class Probe(TorchFunctionMode):
         if self.save:
             self._largest, self._worst = error, Capture.of(*call, about={name: str(x) for name, x in about.items()})
 
-    def _wanted(self, place):
-        """Whether the step is compared. Rows are let go of between steps, so that each is there wholly or not."""
-        full = self.limit is not None and len(self.rows) >= self.limit and place["step"] % self.every == 0
-        if full and any(self.rows[-1].get(name) != place[name] for name in ("model", "step")):
-            self._thin()
-        return place["step"] % self.every == 0
-
-    def _thin(self):
-        self.every *= 2
-        table = self.table
-        error = table["max"].div(table.scale).fillna(0).groupby([table[name] for name in PLACE])
-        worst = pd.MultiIndex.from_frame(table.loc[error.idxmax(), CALL])
-        in_table = (table.step % self.every == 0) | pd.MultiIndex.from_frame(table[CALL]).isin(worst)
-        self.rows = [row for row, keep in zip(self.rows, in_table) if keep]
-
     def _skip(self, kernel, why):
         if isinstance(why, Exception):  # lengths and counts would make every call another reason
             name = "" if isinstance(why, KernelError) else f"{type(why).__name__}: "
@@ -240,8 +222,7 @@ class Probe(TorchFunctionMode):
                 self._worst.write(self.save)
             except Exception as problem:  # hours of training may stand above this line
                 warnings.warn(f"save: the worst call could not be written to {self.save}: {problem}", stacklevel=2)
-        hidden = [] if kind is not None or ("all", Why.COMPILED) in self.skipped else compiled()
-        if words := line(self.skipped, self.nonfinite, hidden):
+        if words := line(self.skipped, self.nonfinite):
             warnings.warn(words, stacklevel=2)
         if kind is None and not self.calls:
             warnings.warn("Probe: no scaled_dot_product_attention was seen; its text says what is not", stacklevel=2)
@@ -268,7 +249,7 @@ class Probe(TorchFunctionMode):
         try:
             self.calls += 1
             place = self._places.here()
-            if self._wanted(place):
+            if place["step"] % self.every == 0:
                 self._compare(place, o, SdpaArguments(*args, **kwargs))
         except Exception as error:
             self._skip("all", error)

@@ -1,6 +1,6 @@
 """Calls that a Probe did not compare: why, and what to do about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 
 UNSEEN = ("eager", "flash_attention_2", "flash_attention_3", "flex_attention")  # of transformers' settings
@@ -55,14 +55,12 @@ def first_nonfinite(where: Mapping) -> str:
     return f"first non-finite: {place(where)}, {where['tensor']}"
 
 
-def line(skipped: Mapping[tuple[str, str], int], nonfinite: Mapping | None, compiled: Sequence[str] = ()) -> str:
-    """All that a Probe (skipped, nonfinite: its) did not compare, as one line; "" where there is nothing of that kind.
-    compiled: classes of compiled modules that are alive."""
+def line(skipped: Mapping[tuple[str, str], int], nonfinite: Mapping | None) -> str:
+    """All that a Probe (skipped, nonfinite: its) did not compare, as one line; "" where there is nothing of that
+    kind."""
     parts = [first_nonfinite(nonfinite)] if nonfinite else []
     every = [f"{count} ({reason_sentence(why)})" for (kernel, why), count in skipped.items() if kernel == "all"]
     parts += [f"not compared: {', '.join(every)}"] if every else []
     own = [f"{count} by {name} ({reason_sentence(why)})" for (name, why), count in skipped.items() if name != "all"]
     parts += [f"refused: {', '.join(own)}"] if own else []
-    what = f"calls in {', '.join(compiled)}, which {'are' if len(compiled) > 1 else 'is'} compiled"
-    parts += [f"not seen: {what}: {TOLD[Why.COMPILED][1]}"] if compiled else []
     return f"Probe: {'; '.join(parts)}" if parts else ""

@@ -59,7 +59,6 @@ NOTES = {  # of `contract`
     "other": "answers with something else than attention's output",
     "layout_all_bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
     "bhsd": "reads (batch, heads, sequence, head_dim), by the look of its answer: leave out --layout bshd",
-    "layout_o_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
 }
 CAUSES = {  # key of a mistakes.Cause -> its subject
     "accumulator": "O carried in {fmt} over {tiles} tiles",

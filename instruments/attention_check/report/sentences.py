@@ -13,7 +13,6 @@ CAUSES = (  # of what a judgement fails: a headline gives the first of them
     "sees_later", "keys_of_q", "mistake", "coarse", "scale", "noise", "answer", "carry", "rounding_mode", "relation",
     "not_run", "hangs", "crashes", "exits", "way_of_attention",
 )  # fmt: skip
-ROUNDED_BY = ("rounded_splits", "bound")  # causes that are reported, and not counted
 LIKE = 3  # findings of a kind that are shown; the others are folded
 WHY_NOT_JUDGED = {
     "unsupported": "Not run, since it does not take them",
@@ -53,8 +52,8 @@ def cause(judgement: Judgement) -> list[Finding]:
         key=lambda f: (f.what != "explained", gravity(f), f.where.get("note") == "other")
     )  # what is known first
     known = sorted((f for f in failing if f.what in CAUSES), key=lambda f: CAUSES.index(f.what))
-    rounded = [f for f in judgement.findings if f.what in ROUNDED_BY and f.where.get("same", True)] if failing else []
-    found = known or [f for f in rounded if f.severity == Severity.REPORTED] or failing
+    bounds = [f for f in judgement.findings if f.what == "bound" and f.severity == Severity.REPORTED]
+    found = known or [f for f in bounds if failing and f.where.get("same", True)] or failing
     return [f for f in found if f.what == found[0].what]
 
 

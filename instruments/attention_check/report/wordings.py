@@ -7,10 +7,9 @@ from typing import Any
 
 from attention_check.checks.relations import RELATIONS
 from attention_check.checks.relations.subject import BROKEN, CONVENTION, ROUNDING
-from attention_check.conventions.conventions import of_keys
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import RACES
-from attention_check.measure.contract import BY_DEFAULT
+from attention_check.measure.contract import BY_DEFAULT, OTHER_LAYOUT
 from attention_check.measure.plan import FEW
 from attention_check.probe.skipped import first_nonfinite, place, reason_sentence
 from attention_check.report.labels import (
@@ -232,14 +231,6 @@ def _coarse(f, at):
     return Sentence(text, bits, f"{f.limit:.0f} at least", f"{fmt} holds {fmt.precision} bits.", change)
 
 
-def _convention(f, at):
-    if at["keys"] == "layout_all_bshd":
-        more = "Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so."
-        return Sentence("It reads (batch, sequence, heads, head_dim), and was judged so", more=more)
-    text = f"It computes {of_keys(at['keys'])}, which was not asked for"
-    return Sentence(text, more="All else was judged as if that had been asked for.")
-
-
 def _layers(findings: list[Finding]) -> Iterator[Sentence]:
     """One sentence for what ran, one for each other kernel."""
     for kernel in sorted(dict.fromkeys(f.where["kernel"] for f in findings), key="ran".__ne__):
@@ -347,15 +338,6 @@ def _repeats(f, at):
     return Sentence(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
 
 
-def _rounded_splits(f, at):
-    parts = "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys"
-    merges = "; merges them in it, too," if at["low_merge"] else ""
-    more = f"An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
-    more += f"sum, to {at['fmt']}{merges} has the same errors (squared)."
-    text, share = f"It rounds partial results to {at['fmt']}", f"{f.number:.0%} of its error explained"
-    return Sentence(text, share, more=more, change="write and merge partial results in FP32")
-
-
 def _shapes(f, at):
     if not at["failed"]:
         all_of = "" if at["of"] == 1 else f"all {at['of']} "
@@ -370,6 +352,9 @@ def _skipped(f, at):
 
 
 def _takes(f, at):
+    if at["key"] == OTHER_LAYOUT:
+        more = "Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so."
+        return Sentence("It reads (batch, sequence, heads, head_dim), and was judged so", more=more)
     if at["key"] == "one_query":
         more = "Under a causal mask each got the keys up to its own. "
         more += f"Up to {FEW} queries and no gradients were asked for."
@@ -422,7 +407,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
         f"In {at['runs']} calls on the same tensors; another order of FP32 sums makes 1 ulp.",
         "look for memory that is read before it is written, a race, or random numbers"),
     "answer": lambda f, at: Sentence(_answered(at)),
-    "rounded_splits": _rounded_splits,
     "rounding_mode": lambda f, at: Sentence(
         f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} "
         f"{_fails(f, DROPS, 'round to nearest')}", change=_fails(f, "round to nearest even")),
@@ -432,9 +416,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     # a kernel that could not be judged, or not as it was called
     "not_run": lambda f, at: Sentence(f"It could not be run: {lower(_answered(at))}"),
     "not_attention": _not_attention,
-    "only_fp64": lambda f, at: Sentence(
-        "It runs in FP64 only, the golden value's own format: there is nothing to judge it by"),
-    "convention": _convention,
     "takes": _takes,
     "causal_only": lambda f, at: Sentence("It has a causal mask and no other way: all of it was judged causally"),
     BY_DEFAULT: lambda f, at: Sentence(
@@ -476,9 +457,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "chance": lambda f, at: Sentence(
         f"In one of {at['draws']} draws its largest error is beyond the rule ({_setting(at)})", *times(f),
         f"In no other draw of this call is it more than {as_times(at['second'])} × Baseline's; that number counts."),
-    "sum_error": lambda f, at: Sentence(
-        f"Its {SUMS[at['sum']]} is off where P is small, but loses no whole tile", f"{f.number:.1f} ulp of {at['fmt']}",
-        more="This error is of its scores or of its exponential, not of a sum kept from tile to tile."),
     "problem": _problem,
     "outputs": _shapes,
     "gradients": _shapes,
@@ -502,7 +480,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "state": lambda f, at: Sentence(
         f"It changes what other code of the program computes by: {listed(at['details'])}, {_calls(at)}",
         change="put it back before the kernel returns"),
-    "draws": lambda f, at: Sentence(f"It draws from {listed(at['details'])}, so that code after it draws others"),
     # captured tensors
     "refused": lambda f, at: Sentence(f"{named(at['kernel'])} {at['problem']}"),
     "beside": lambda f, at: Sentence(
@@ -521,10 +498,6 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "blind_rows": lambda f, at: Sentence(
         f"{at['rows']:,} rows see no key. What a kernel gives there is a convention, and was not judged"),
     "baseline_overflows": _overflows,
-    "baseline_undefined": lambda f, at: Sentence(
-        f"The golden value itself is not finite in {_heads(at)}",
-        more="Scores are infinite or beyond FP64 (a mask of +inf, a scale too large), so that no answer is right "
-        "there."),
     "captured": lambda f, at: Sentence(
         f"The tensors were captured at {' of '.join(filter(None, (place(at), at.get('model'))))}"),
     "explained": lambda f, at: Sentence(

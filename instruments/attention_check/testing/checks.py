@@ -14,7 +14,6 @@ from attention_check.judge import kernel as page
 from attention_check.judge.findings import Finding, Judgement, Severity
 from attention_check.measure.capability import QUESTIONS, UNMASKED
 from attention_check.measure.checked_kernel import CheckedKernel
-from attention_check.measure.contract import OTHER_LAYOUT
 from attention_check.measure.examine import MEASURED
 from attention_check.measure.measurements import Measurements
 from attention_check.measure.plan import QUICK, CheckPlan
@@ -148,7 +147,7 @@ def tested_kernel(kernel: KernelRef | str | Callable) -> TestedKernel | Result:
 
 
 def _tested(kernel) -> TestedKernel | Result:
-    way = way_of(kernel, follow=[OTHER_LAYOUT])
+    way = way_of(kernel)
     for fmt in JUDGED:
         if fmt in way.formats:
             return TestedKernel(replace(CheckedKernel.of(way, PLAN), judged=(fmt,)))

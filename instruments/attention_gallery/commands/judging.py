@@ -41,7 +41,7 @@ for _depth, _plan in PLANNED["depths"].items():
     PLANS[_depth] = CheckPlan(**_fields | _lists)
 LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}  # of the columns times_<key> -> in words
-BY_FEW_BITS = {"error", "outputs", "relation", "sum_error", "coarse", "gradients"}  # findings that few bits make
+BY_FEW_BITS = {"error", "outputs", "relation", "coarse", "gradients"}  # findings that few bits make
 # XLA takes most of a GPU's memory by default
 ENVIRONMENT = dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
 PROGRAM = "import sys; from attention_gallery.commands.judging import judge_for_parent; judge_for_parent(*sys.argv[1:])"
@@ -164,7 +164,7 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
     findings = Judgement.of(record).findings
     low = [f for f in findings if f.what == "carry" and f.severity == Severity.FAILS]
     side = next((f for f in findings if f.what == "outwards"), None)
-    causes = dict.fromkeys(f.what for f in findings if f.severity == Severity.FAILS or f.what == "rounded_splits")
+    causes = dict.fromkeys(f.what for f in findings if f.severity == Severity.FAILS)
     return about | dict(verdict=record["verdict"]) | record["numbers"] | dict(
         carries=" ".join(dict.fromkeys(f.where["sum"] for f in low)),
         carried_in=" ".join(dict.fromkeys(f.where["fmt"] for f in low)),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -21,14 +20,12 @@ from attention_check.checks.relations.subject import (
 from attention_check.conventions.low_bits import baseline_in
 from attention_check.judge.findings import Finding, Severity
 from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
+from attention_check.measure.checked_kernel import CheckedKernel
+from attention_check.measure.measurements import Measurements
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.formats import Format
-
-if TYPE_CHECKING:
-    from attention_check.measure.checked_kernel import CheckedKernel
-    from attention_check.measure.measurements import Measurements
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,6 @@ class Relation:
 
 
 RELATIONS = {each.key: each for each in (
-    Relation("two_runs", "The same call gives the same bits.",
-             "turboderp-org/exllamav3#316", batch.two_runs, bits=True),
     Relation("batch_invariance", "A row of Q has the same bits alone and in a batch.",
              "vllm-project/vllm#51902", batch.batch_invariance, bits=True),
     Relation("strides", "Inputs give the same bits however they lie in memory.",
@@ -139,11 +134,12 @@ def relate(
     return rows
 
 
-def measured(checked: "CheckedKernel", found: "Measurements") -> pd.DataFrame:
+def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
     """Ask for what every kernel keeps: rows of `relate`."""
     plan, formats = checked.plan, checked.judged[: checked.plan.related_formats]
-    settings = [dict(key=key, fmt=fmt) for key in plan.relations for fmt in formats]
-    fixed = dict(seed=plan.first_seed, n=plan.related_n, arithmetic=plan.arithmetic, able=checked.able)
+    keys = RELATIONS if plan.relations is None else plan.relations
+    settings = [dict(key=key, fmt=fmt) for key in keys for fmt in formats]
+    fixed = dict(seed=plan.first_seed, n=plan.related_n, arithmetic=plan.arithmetic, able=checked.way.able)
     return checked.table(relate, settings, **fixed, **checked.call)
 
 

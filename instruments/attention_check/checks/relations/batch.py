@@ -50,19 +50,3 @@ def strides(subject: KernelUnderTest, case: str) -> Found:
         laid = dict(zip("qkv", torch.cat((q, k, v), -1).chunk(3, -1)))
     plain = subject(*(x.contiguous() for x in (q, k, v)))
     return difference(subject(*laid.values()), plain, subject.apart(q, k, v))
-
-
-@cases("outputs", "gradients")
-def two_runs(subject: KernelUnderTest, case: str) -> Found:
-    """The same call gives the same bits. Limit: 2 `allowed`, and of each gradient 2 `allowed_gradients`; the gradient
-    that is furthest off, in its limits, is the one told."""
-    q, k, v = subject.draw()
-    if case == "outputs":
-        return difference(subject(q, k, v), subject(q, k, v), subject.apart(q, k, v))
-    dO = torch.ones_like(q)
-    runs = [subject.gradients(dO, q, k, v) for _ in range(2)]
-    found = [
-        difference(one, other, lambda i=i: 2 * subject.allowed_gradients(dO, q, k, v)[i])
-        for i, (one, other) in enumerate(zip(*runs))
-    ]
-    return max(found, key=lambda each: each.times)

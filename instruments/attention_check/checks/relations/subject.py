@@ -69,13 +69,10 @@ class KernelUnderTest:
     n: int = 256
     arithmetic: str = ""
 
-    def draw(
-        self, n_q: int = 0, n_kv: int = 0, batch: int = 2, heads: int = 2, kv_heads: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normal Q (batch, heads, n_q, head_dim), K and V (batch, kv_heads, n_kv, head_dim) in the format's dtype; n
-        queries or keys and as many heads of K as of Q where none are named."""
-        shape = (batch, heads, n_q or self.n, self.head_dim)
-        kv_shape = (batch, kv_heads or heads, n_kv or self.n, self.head_dim)
+    def draw(self, n_q: int = 0, n_kv: int = 0, heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+        """Normal Q (2, heads, n_q, head_dim), K and V (2, heads, n_kv, head_dim) in the format's dtype; n queries or
+        keys where none are named."""
+        shape, kv_shape = ((2, heads, n or self.n, self.head_dim) for n in (n_q, n_kv))
         q, k, v = (self.rounded(x) for x in _drawn(self.seed, shape, kv_shape))
         return q, k, v
 

@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_check.checks.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
-from attention_check.isolation.calls import KernelError, its_threads, kernel_errors
+from attention_check.isolation.calls import KernelError, kernel_errors
 from attention_check.isolation.worker import Outcome
-from attention_check.measure.wrong_answers import FAR, distance
-from fa_lib.kernels.gradients import gradients
-from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import FP16, FP32, Format
 
 POWERS = {"2^4": 2.0**4, "2^-4": 2.0**-4, "2^24": 2.0**24}
@@ -143,25 +140,20 @@ def sinks(subject: KernelUnderTest, case: str) -> Found:
     return difference(o.double() / due, 1.0, weights(subject, subject.n))
 
 
-THROUGH_LSE = "gradients through it"
 NEAR = 0.05  # of the largest log-sum-exp: a row's maximum and its sum are further off
 
 
-@cases("log-sum-exp", "two parts", "parts of unlike length", THROUGH_LSE)
+@cases("log-sum-exp", "two parts", "parts of unlike length")
 def splits(subject: KernelUnderTest, case: str) -> Found:
     """A call, or one with return_lse=True, gives (o, L), L the log-sum-exp of a row's scaled scores, by which parts of
     the keys are merged: sum_i exp(L_i - L) o_i is the output of all keys. L may be to base 2.
 
     An error of L is a relative error of a weight: u is allowed, and what FP32 scores cost, (d + n) u32 times the
     largest sum of |q k|. A weighted mean of parts within the rule is off by at most the largest `allowed` of a part;
-    weights off by e move it by 2 e max|V|; the output of all keys is within its own `allowed`.
-
-    dQ and dK of L alone are held to what is another gradient: FAR, root mean square over their own."""
+    weights off by e move it by 2 e max|V|; the output of all keys is within its own `allowed`."""
     if subject.able.causal:
         raise not_asked("masks causally: parts of the keys have no places")
     q, k, v = subject.draw()
-    if case == THROUGH_LSE:
-        return _gradients_through(subject, q, k, v)
     o, L, base = _with_lse(subject, q, k, v)
     sums = (q.double().abs() @ k.double().abs().mT).max().item() * subject.head_dim**-0.5
     stored = Format.of(L.dtype).unit_roundoff * L.detach().abs().max().item()
@@ -179,22 +171,6 @@ def splits(subject: KernelUnderTest, case: str) -> Found:
     return difference(merged, o, limit + subject.allowed(q, k, v))
 
 
-def _gradients_through(subject, q, k, v):
-    """How far dQ and dK are from those of L alone: the scale times dL P K, and its counterpart. That they are 0 is what
-    many kernels give, whose L is for a merge that is not trained."""
-    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
-    _, L, _ = _with_lse(subject, q, k, v)
-    if not L.requires_grad:
-        raise not_asked("its log-sum-exp has no gradients")
-    dL = draw("normal", subject.seed + 1, L.shape, (1,))[0].to(L)
-    with kernel_errors(), its_threads():
-        ours = gradients(L, (q, k), dL)
-    exact = [x.detach().double().requires_grad_() for x in (q, k)]
-    due = gradients(_log_sum_exp(*exact), exact, dL.double())
-    dropped = "gradients that are dropped" if not any(x.any() for x in ours) else ""
-    return Found(max(map(distance, ours, due)), FAR, convention=dropped)
-
-
 def _log_sum_exp(q, k):
     return torch.logsumexp(q.double() @ k.double().mT * q.shape[-1] ** -0.5, -1)
 
@@ -204,7 +180,7 @@ def _with_lse(subject, q, k, v):
     for is a log-sum-exp where it is near it."""
     before = None
     for options in ({}, dict(return_lse=True)):
-        with kernel_errors(), its_threads():
+        with kernel_errors():
             o, *others = answer if isinstance(answer := subject.fn(q, k, v, **options), (tuple, list)) else (answer,)
         L = others[0] if others and isinstance(others[0], Tensor) and isinstance(o, Tensor) else None
         if L is None or before is not None and torch.equal(before, L):  # as where the option is not taken
