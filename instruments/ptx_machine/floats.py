@@ -200,7 +200,7 @@ def _turn(x: Lanes, quarter: int) -> Lanes:
     return np.where(np.isfinite(x), np.where(quadrant & 2, -y, y), np.nan)
 
 
-EXACTLY = {  # of approximate instructions: the number of operands, and the value in float64
+EXACTLY: dict[str, tuple[int, Callable[..., Lanes]]] = {  # approximate: number of operands, value in float64
     "div": (2, lambda a, b: a / b), "rcp": (1, lambda a: 1 / a), "sqrt": (1, np.sqrt),
     "rsqrt": (1, lambda a: 1 / np.sqrt(a)), "ex2": (1, exp2), "lg2": (1, log2), "tanh": (1, tanh),
     "sin": (1, lambda a: _turn(a, 0)), "cos": (1, lambda a: _turn(a, 1)),

@@ -6,7 +6,7 @@ floats and packed pairs stay bits: numpy has no type for them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def write(values: Lanes, kind: str) -> Lanes:
     return values.astype(np.dtype(f"int{BITS[kind]}") if values.dtype.kind == "i" else dtype).view(dtype)
 
 
-def looked_up(results: np.ndarray, places: Lanes) -> Lanes:
+def looked_up(results: np.ndarray, places: Any) -> Any:
     """Return the results (n,) at places (32,)."""
     if isinstance(places, (int, np.ndarray)):
         return results[places]

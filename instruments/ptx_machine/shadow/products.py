@@ -79,8 +79,8 @@ def _product(instruction: Instruction, policy: Policy, what: str, gives: str, op
     warp that gives A, B and C, each as of `_in_registers`."""
     line, held = line_of(instruction), "pair" if gives == "f16" else "word"
     into = targets(instruction.operands[0], instruction)
-    given = [(register, *cells) for register, cells in zip(into, _cells(gives, len(into))) if register is not None]
-    rows, columns = (np.stack([each[i].T for each in given]) for i in (1, 2))  # (registers, 1 or parts, 32)
+    given = [(register, cells) for register, cells in zip(into, _cells(gives, len(into))) if register is not None]
+    rows, columns = (np.stack([cells[i].T for _, cells in given]) for i in (0, 1))  # (registers, 1 or parts, 32)
 
     def begin(warp, mask):
         (A, shadow_A), (B, shadow_B), (C, shadow_C) = operands(warp)
@@ -88,10 +88,10 @@ def _product(instruction: Instruction, policy: Policy, what: str, gives: str, op
             exact, shadows = C + A @ B, shadow_C + shadow_A @ shadow_B  # (m, n), (variants or 1, m, n)
 
         def end():
-            actual = np.stack([values.numbers(warp, register, held, gives) for register, *_ in given])
+            actual = np.stack([values.numbers(warp, register, held, gives) for register, _ in given])
             result = policy.result(line, what, actual, exact[rows, columns], shadows[:, rows, columns], mask)
             if result is not None:
-                for i, (register, *_) in enumerate(given):
+                for i, (register, _) in enumerate(given):
                     values.put(warp, register, held, result[:, i], mask)
 
         return end
