@@ -9,6 +9,7 @@ from in_a_folder import command
 
 from fa_lib.commands.cli_dev import notebooks_of
 from fa_lib.execution import reader_modules
+from fa_lib.execution.notebooks import parameters
 from fa_lib.execution.paths import NOTEBOOKS, ROOT
 
 pytestmark = pytest.mark.slow
@@ -80,6 +81,8 @@ def test_a_figure_is_named_by_its_number(name, notebook):
 def test_the_tutorials_figures_are_drawn_when_they_are_named():
     assert {path.parent.name for path in notebooks_of(NOTEBOOKS, [])} == {"notebooks", "beyond"}
     assert {path.parent.name for path in notebooks_of(NOTEBOOKS, ["tutorials"])} == {"tutorials"}
+    for path in notebooks_of(["tutorials"]):
+        assert parameters(path, "paper") is not None
 
 
 ONE, TWO = ["03_golden_value"], ["02_precision", "03_golden_value"]
