@@ -80,7 +80,8 @@ BROKEN = {
     "shape": (lambda q, k, v: attention(q, k, v)[..., :1], "malformed", r"of shape \(2, 2, 256, 1\), where"),
     "dtype": (in_double, "refused", "returns torch.float64"),
     "changes": (lambda q, k, v: k.mul_(2) and None or attention(q, k, v), "refused", "raises RuntimeError"),
-    "other": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "other"),
+    "other": (lambda q, k, v: v.amax(-2, keepdim=True).expand_as(q), "wrong", "other"),
+    "equal weights": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "scale_zero"),
 }  # fmt: skip
 
 
@@ -283,6 +284,6 @@ def test_a_kernel_of_one_query_a_call_is_asked_for_few():
 
     name = own_name("counting", counting)
     asked = pd.DataFrame(contract(name, queries=16)).set_index("asked")
-    assert sorted(most)[-2:] == [16, 256]  # once for gradients
+    assert max(most) == 16
     whole = pd.DataFrame(contract(name)).set_index("asked")
     assert max(most) == 1500 and asked.outcome.equals(whole.outcome) and asked.note.equals(whole.note)
