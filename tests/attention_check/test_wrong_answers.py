@@ -72,7 +72,7 @@ WRONG = {  # note -> a kernel that has that fault
     "scale_sqrt_d": scaled(lambda d: d**0.5),
     "scale_log2_e": scaled(lambda d: d**-0.5 / math.log(2)),
     "scale_ln_2": scaled(lambda d: d**-0.5 * math.log(2)),
-    "other": lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q),
+    "other": lambda q, k, v: v.amax(-2, keepdim=True).expand_as(q),
 }
 
 
@@ -174,7 +174,7 @@ def wrong_in_fp16(right):
 
 ALONE = [  # a kernel with a fault in some calls, or in their gradients alone; the calls that find it, and their note
     (heads_by_key_heads, "gqa_uneven", "other"),
-    (lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v), "one_query_96", "other"),
+    (lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v), "one_query_96", "scale_zero"),
     (lambda q, k, v, mask=None: attention(
         q, k, v, mask=mask if mask is None or mask.ndim < 4 or mask.shape[-2] > 1 else mask[:1]),
      "boolean_mask_padding", "mask_first_entry"),

@@ -56,13 +56,8 @@ class Dialect:
     @property
     def is_standard(self) -> bool:
         """Whether an ordinary kernel computes this dialect from its options: the softmax is over keys and divided by
-        its sum, the softcap comes after the scale and before the mask, and scores are not 0. A factor does not
-        count."""
-        return (
-            self.softmax in ("", "plus_one")
-            and self.scale != "zero"
-            and (isinstance(self.softcap, float) or self.softcap in ("", "ignored"))
-        )
+        its sum, and the softcap comes after the scale and before the mask. A factor does not count."""
+        return self.softmax in ("", "plus_one") and (isinstance(self.softcap, float) or self.softcap in ("", "ignored"))
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ CONVENTIONS = (
                fits=lambda call: filled(call.q) < call.q.shape[-1], selects=SCALE,
                how=lambda own, d, filled: filled**-0.5),
     Convention("scale", "zero", "with scores of 0: equal weights for all keys that a row sees", FAULT,
-               how=lambda own, d, filled: 0.0),
+               how=lambda own, d, filled: 2.0**-100),  # a scale of 0 is refused, and has no bound
     Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE, how=lambda own, d, filled: 1 / d),
     Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale,
                how=lambda own, d, filled: own**2),
