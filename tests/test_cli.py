@@ -81,8 +81,7 @@ def test_a_figure_is_named_by_its_number(name, notebook):
 def test_the_tutorials_figures_are_drawn_when_they_are_named():
     assert {path.parent.name for path in notebooks_of(NOTEBOOKS, [])} == {"notebooks", "beyond"}
     assert {path.parent.name for path in notebooks_of(NOTEBOOKS, ["tutorials"])} == {"tutorials"}
-    for path in notebooks_of(NOTEBOOKS, ["tutorials"]):
-        assert parameters(path, "paper") is not None
+    assert all(parameters(path, "paper") is not None for path in notebooks_of(NOTEBOOKS, ["tutorials"]))
 
 
 ONE, TWO = ["03_golden_value"], ["02_precision", "03_golden_value"]
