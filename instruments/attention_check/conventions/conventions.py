@@ -27,11 +27,10 @@ class Convention:
         fault: nobody means it so.
         fits: an CapturedCall -> whether it is another answer than what the caller believes.
         selects: library -> how to have it, or how to have what the caller believes.
-        how: computes it. Of a scale: (as believed, head_dim, features of q
-            up to the last that is not 0) -> the scale. Of a causal mask: (rows, keys, the key that
-            aligns with each row) -> the keys that are seen, (rows, n_kv). Of a layout: tensors by the names q, k, v, o
-            -> the same as (batch, heads, sequence, head_dim). Of roles: q, k, v -> q, k, v in their places. The other
-            aspects are read in `reading`, `rope` and `attention`.
+        how: computes it. Of a scale: (as believed, head_dim, features of q up to the last that is not 0) -> the scale.
+            Of a causal mask: (rows, keys, the key that aligns with each row) -> the keys that are seen, (rows, n_kv).
+            Of a layout: tensors by the names q, k, v, o -> the same as (batch, heads, sequence, head_dim). Of roles: q,
+            k, v -> q, k, v in their places. The other aspects are read in `reading`, `rope` and `attention`.
     """
 
     aspect: str

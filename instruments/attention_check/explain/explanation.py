@@ -480,13 +480,13 @@ LARGEST = dict.fromkeys(OVERFLOWS, math.log(FP32.max)) | dict(products=FP16.max,
 def _contradicts(call: CapturedCall, changes: dict[str, Any]) -> bool:
     """Whether an output is right with another scale than the one that was given, a window of another size, causally
     where that was denied, or hides causally what the call's mask shows: nobody means that as a convention."""
-    window = zip(call.options.get("window") or (), changes.get("window", ()))
-    if any(None not in sides and abs(sides[0] - sides[1]) > 1 for sides in window):  # a key more may be its own
-        return True
+    given, found = call.options.get("window") or (), changes.get("window")
+    pairs = zip(given, found) if isinstance(found, tuple) else ()
+    resized = any(None not in sides and abs(sides[0] - sides[1]) > 1 for sides in pairs)  # a key may be a row's own
     mask, causal = call.options.get("mask"), call.options.get("causal")
     of_rows = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 and not causal
     hides = "causal" in changes and (causal is False or of_rows and "mask" not in changes)
-    return hides or "scale" in changes and call.options.get("scale") is not None
+    return resized or hides or "scale" in changes and call.options.get("scale") is not None
 
 
 def _of_conventions(dialect: Dialect, call: CapturedCall) -> Verdict:

@@ -48,7 +48,7 @@ OFF = 0.01  # of a factor from 1, and from 0, that is named
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
 FEWEST = 16  # numbers of a gradient, at least, that one factor is read off
 COUNTS = 1e4  # a log-sum-exp nearer to 0, of a row that sees no key, counts in a merge
-NOTHING_HIDDEN = dict(causal="none", mask="ignored", window="ignored")
+NOTHING_HIDDEN = ("causal", "none"), ("mask", "ignored"), ("window", "ignored")  # choices of a Dialect
 PARTS_OF_HEADS = 16, 32, 64, 128  # features that a kernel takes at a time, and which may be all that it takes
 
 
@@ -273,8 +273,9 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
         add("dO_in_memory_order", gradients(rows, memory[entries][:, at].double().cpu(), dlse))
     others = [changed(right.dialect, each.aspect, each.choice) for each in right.choices]
-    hiding = {name: choice for name, choice in NOTHING_HIDDEN.items() if right.call.options.get(name) is not None}
-    others.insert(0, replace(right.dialect, **hiding))
+    shown = {each.aspect: each.choice for each in right.choices if (each.aspect, each.choice) in NOTHING_HIDDEN}
+    if len(shown) > 1:  # one alone is among the choices
+        others.insert(0, replace(right.dialect, **shown))
     for dialect in others[: int(4 * PRODUCTS / max(right.cost, 1))]:
         try:
             other = Group.of(right.call, dialect, int(entries[0]), group.kv_head)

@@ -84,11 +84,8 @@ def _ranges(wrong, axis, at):
         found = [(first, last)]
     elif share[~bad].mean() > OUT * largest:
         return ()
-    return (
-        tuple((int(at[first]), int(at[last])) for first, last in found)
-        if len(found) <= (MOST if axis > 1 else MOST_HEADS)
-        else ()
-    )
+    most = MOST if axis > 1 else MOST_HEADS
+    return tuple((int(at[first]), int(at[last])) for first, last in found) if len(found) <= most else ()
 
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
