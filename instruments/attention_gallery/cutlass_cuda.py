@@ -50,7 +50,7 @@ def cutlass_fmha(q, k, v, causal=False, scale=None, mask=None, gpu="A100"):
         NotImplementedError: a head_dim for which torch has no such kernel.
     """
     kernel, tile = _compiled(q.dtype, q.shape[3], GPU.of(gpu))
-    shared, warps, buffer, alignment, size = kernel.variable("sizes").view("uint32").tolist()
+    shared, warps, buffer, alignment, size = kernel.variables["sizes"].view("uint32").tolist()
     if q.shape[3] % alignment:
         raise NotImplementedError(f"torch has this kernel for a head_dim that is a multiple of {alignment} alone")
     (batch, heads, n_q, head_dim), n_kv = q.shape, k.shape[2]
@@ -67,7 +67,7 @@ def cutlass_fmha(q, k, v, causal=False, scale=None, mask=None, gpu="A100"):
     for name, x in dict(q=q, k=k, v=v, bias=bias).items():
         if x is not None:
             values |= {f"{name}_stride{axis}": x.stride(dim) for dim, axis in enumerate("BHM")}
-    numbers = kernel.variable("layout").view("uint32").tolist()
+    numbers = kernel.variables["layout"].view("uint32").tolist()
     layout = dict(zip(FIELDS, zip(numbers[::2], numbers[1::2])))
     kernel((-(-n_q // tile[0]), heads, batch), (32, warps), shared, Structure(layout, size, values), unwritten=NANS)
     return swapped(o)

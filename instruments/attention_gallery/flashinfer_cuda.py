@@ -74,7 +74,7 @@ class Kernels:
     def launch(self, grid: tuple[int, ...], values: dict) -> None:
         """Run the attention kernel; values: of its parameters, by field, and others, which are left out."""
         kernel = self[self.name]
-        size, words, *numbers = kernel.variable("layout").view(np.uint32).tolist()
+        size, words, *numbers = kernel.variables["layout"].view(np.uint32).tolist()
         layout = dict(zip((*self.fields, *self.divided), zip(numbers[::2], numbers[1::2])))
         for field in self.divided:
             (start, _), divisor = layout.pop(field), torch.zeros(words // 4, dtype=torch.int32)
@@ -132,7 +132,7 @@ def prefill_kernels(head_dim: int, tile_q: int, causal: bool, dtype: torch.dtype
     name = "BatchPrefillWithPagedKVCacheKernel"
     kernel, shared = f"{name}<true, Traits, Params>", "sizeof(typename Traits::SharedStoragePaged)"
     text = _text("prefill", "BatchPrefillPagedParams", kernel, head_dim, dtype, (*fields, *divided), declared, shared)
-    bytes_ = int(_kernel(text, name, gpu=gpu).variable("shared_bytes").view(np.uint32)[0])
+    bytes_ = int(_kernel(text, name, gpu=gpu).variables["shared_bytes"].view(np.uint32)[0])
     return Kernels(text, name, (32, warps_q, warps_kv), bytes_, fields, divided, gpu)
 
 

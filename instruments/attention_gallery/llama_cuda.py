@@ -95,7 +95,7 @@ def compiled(kernel: str, head_dim: int, rows: int, heads: int, kind: str, gpu: 
     kernels = ", ".join(f"(const void *) {each}" for each in names)
     text = _ptx(SOURCE.substitute(header=header, kernels=kernels, configuration=", ".join(configuration)))
     attention = _kernel(text, name, gpu=gpu)
-    threads, keys, *numbers = attention.variable("configuration").view(np.int32).tolist()
+    threads, keys, *numbers = attention.variables["configuration"].view(np.int32).tolist()
     shared = _shared(d, rows, heads, threads, keys, *numbers) if numbers else 0
     resident = occupancy(text, attention.entry.name, threads, shared, gpu)
     return Kernels(text, name, gpu, rows, heads, threads, keys, shared, resident * gpu.processors)

@@ -63,6 +63,3 @@ def _in_turn(starts: Lanes, mask: Lanes) -> list[Lanes]:
         start = int(starts[lane])
         turns[lane] = seen[start] = seen.get(start, -1) + 1
     return [mask & (turns == turn) for turn in range(max(seen.values(), default=-1) + 1)]
-
-
-ATOMICS = {"atom": atomic, "red": atomic}

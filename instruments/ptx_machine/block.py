@@ -14,8 +14,8 @@ import numpy as np
 from ptx_machine.lanes import WARP, Lanes
 from ptx_machine.launches import readable
 from ptx_machine.memory import Asserted, Fault, Trouble, View
-from ptx_machine.special_registers import Size, special_registers
-from ptx_machine.syntax import Instruction
+from ptx_machine.special_registers import SPECIAL_REGISTERS, Size, special_registers
+from ptx_machine.syntax import Instruction, Register
 from ptx_machine.warp import ALL, Code, Warp
 
 if TYPE_CHECKING:
@@ -78,9 +78,10 @@ class Block:
         """Blackwell's memory of results, uint32 (128, 512); NaN before it is written."""
         return np.full((128, 512), 0xFFFFFFFF, np.uint32)
 
-    def special(self, warp: int) -> dict[str, Lanes]:
-        """Return the special registers of a warp: name of SPECIAL_REGISTERS -> uint32 (32,)."""
-        own = {f"%ctaid.{axis}": np.full(WARP, at, np.uint32) for axis, at in zip("xyz", self.number)}
+    def special(self, warp: int) -> dict[Register, Lanes]:
+        """Return the bits (32,) of a warp's special registers."""
+        own = {SPECIAL_REGISTERS[f"%ctaid.{axis}"]: np.full(WARP, at, np.uint32)
+               for axis, at in zip("xyz", self.number)}  # fmt: skip
         return special_registers(warp, self.size, self.grid) | own
 
     def run(self) -> None:

@@ -1,11 +1,11 @@
 """The body of a kernel, between its braces: declarations, labels, instructions."""
 
-import re
 import struct
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from ptx_machine.special_registers import SPECIAL_REGISTERS
 from ptx_machine.syntax import (
     BITS,
     Address,
@@ -13,9 +13,7 @@ from ptx_machine.syntax import (
     Instruction,
     Negated,
     Operand,
-    Pair,
     Register,
-    Special,
     Symbol,
     Variable,
     Vector,
@@ -24,8 +22,6 @@ from ptx_machine.syntax import (
 from ptx_machine.tokens import INLINED, Tokens
 from ptx_machine.wmma import lowered
 
-SPECIAL = re.compile(r"%(n?tid|n?ctaid|laneid|n?warpid|n?smid|gridid|clock|lanemask_|globaltimer|envreg|pm|dynamic|"
-                     r"total_smem|aggr_smem|cluster|is_explicit|reserved)")  # fmt: skip
 CONSTANTS = {"_": None, "WARP_SZ": Immediate(32)}
 DEEPEST = 64  # calls that are inlined into one another
 
@@ -67,7 +63,7 @@ class Body:
         self.scopes: list[_Scope] = []
         self.known: dict[str, Register | None] = {}  # what `register` has found in the scopes as they are now
         self.branches: list[tuple[int, list[int]]] = []  # the numbers of a branch and of the scopes around it
-        self.number, self.source, self.callers = 0, None, ()
+        self.number, self.places = 0, ()
         self.calls: dict[tuple[str, ...], tuple[str, ...]] = {}  # (file, line, column) -> those of the call around it
 
     def read(self) -> None:
@@ -118,21 +114,20 @@ class Body:
             calls = words[words.index(INLINED) + 1 :]
             named = {Path(path).name: path for path in self.files.values()}
             names = [name.strip('"') for name in calls[::2]]
-            self.source = self.files.get(here[0], here[0]), int(here[1])
-            self.callers = tuple((named.get(name, name), int(line)) for name, line in zip(names, calls[1::2]))
+            callers = ((named.get(name, name), int(line)) for name, line in zip(names, calls[1::2]))
+            self.places = (self.files.get(here[0], here[0]), int(here[1])), *callers
             return
         if "inlined_at" in words:
             at = words.index("inlined_at")
             self.calls[here] = (*words[at + 1 : at + 4],)
         else:
             self.calls.pop(here, None)
-        frames, place = [], here
-        while place is not None and len(frames) < DEEPEST:
+        places, place = [], here
+        while place is not None and len(places) < DEEPEST:
             file, line, _ = place
-            frames.append((self.files.get(file, file), int(line)))
+            places.append((self.files.get(file, file), int(line)))
             place = self.calls.get(place)
-        self.source, *callers = frames
-        self.callers = (*callers,)
+        self.places = (*places,)
 
     def open(self) -> None:
         """Begin a scope."""
@@ -204,7 +199,7 @@ class Body:
         operands = tokens.listed(self.operand, ";")
         if words[0] == "bra" and len(self.scopes) > 1:
             self.branches.append((len(self.instructions), [scope.number for scope in self.scopes]))
-        return Instruction(words, (*operands,), guard, line, self.source, self.callers)
+        return Instruction(words, (*operands,), guard, line, self.places)
 
     def predicate(self) -> Register:
         """Read a predicate."""
@@ -228,10 +223,10 @@ class Body:
         first = self.simple()
         if tokens.next == "|":
             tokens.take()
-            return Pair(first, self.simple())
+            return Vector((first, self.simple()))
         return first
 
-    def simple(self) -> Register | Special | Immediate | Symbol | None:
+    def simple(self) -> Register | Immediate | Symbol | None:
         """Read a register, a constant, or a name with a number added to it; None for "_"."""
         word = self.tokens.next
         if word == "-" or word[:1].isdigit():
@@ -245,11 +240,7 @@ class Body:
         self.tokens.take()
         if word in CONSTANTS:
             return CONSTANTS[word]
-        if (register := self.register(word)) is not None:
-            return register
-        if SPECIAL.match(word):
-            return Special(word)
-        return Symbol(word, self.added())
+        return self.register(word) or SPECIAL_REGISTERS.get(word) or Symbol(word, self.added())
 
     def added(self) -> int:
         """Read the number behind a plus or minus; 0 if there is none."""

@@ -6,7 +6,7 @@ import numpy as np
 from ptx_machine.lanes import refuse
 from ptx_machine.memory import BadAccess, Trouble
 from ptx_machine.operands import Addresses, source
-from ptx_machine.syntax import Entry, Instruction, Symbol
+from ptx_machine.syntax import Entry, Instruction, Register, Symbol
 from ptx_machine.warp import ALL, Step
 
 
@@ -51,7 +51,7 @@ def branch_by_table(instruction: Instruction, entry: Entry) -> Step:
     return step
 
 
-def end(instruction: Instruction) -> Step:
+def end(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of ret and exit: the threads end."""
 
     def step(warp, mask):
@@ -63,9 +63,22 @@ def end(instruction: Instruction) -> Step:
     return step
 
 
-def trap(instruction: Instruction, reason: str = "the kernel ends itself", trouble: Trouble = Trouble.OTHER) -> Step:
-    """Make the step of trap: a Fault for this reason."""
+def trap(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of trap: a Fault."""
+    return _fails("the kernel ends itself")
 
+
+def call(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of a call: no function runs here. Of printf nothing is printed; of others it is a Fault."""
+    function = next(each for each in instruction.operands if isinstance(each, (Symbol, Register))).name
+    if function == "vprintf":
+        return lambda warp, mask: None
+    if function == "__assertfail":
+        return _fails("an assertion fails", Trouble.ASSERTED)
+    return _fails(f"it calls the function {function}, and none is run here")
+
+
+def _fails(reason: str, trouble: Trouble = Trouble.OTHER) -> Step:
     def step(warp, mask):
         raise BadAccess(int(mask.argmax()), reason, trouble)
 
@@ -93,13 +106,10 @@ def barrier(instruction: Instruction, names: Addresses) -> Step:
     return step
 
 
-def sleep(instruction: Instruction) -> Step:
+def sleep(instruction: Instruction, names: Addresses) -> Step:
     """Make the step of nanosleep: the warp lets others run."""
 
     def step(warp, mask):
         warp.turn = False
 
     return step
-
-
-BARRIERS = {"bar": barrier, "barrier": barrier}

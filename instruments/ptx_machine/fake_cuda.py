@@ -7,8 +7,6 @@ torch.cuda describes the GPU that is modelled. Memory of torch.empty is NaN unti
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import partial
-from struct import pack, unpack
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -112,25 +110,6 @@ def _no_graph(*more, **options):
     raise NotImplementedError("CUDA graphs are not modelled: launch the kernels without one")
 
 
-def _compile_kernel(capability, source, name, compute_capability=None, cuda_include_dirs=None, nvcc_options=None):
-    """Compile a kernel as torch.cuda._compile_kernel does, which gives it numbers as C's double and int."""
-    from ptx_machine.launch import Kernel
-    from ptx_machine.nvcc import compile_cuda
-
-    options = dict(include=cuda_include_dirs or (), flags=nvcc_options or ())
-    kernel = Kernel(compile_cuda(source, capability=capability, **options), name)
-
-    def call(grid=(1, 1, 1), block=(1, 1, 1), args=None, shared_mem=0, stream=None):
-        values = [*(args or ())]
-        for at, (value, parameter) in enumerate(zip(values, kernel.entry.parameters)):
-            if parameter.type == "f32":
-                values[at] = unpack("<f", pack("<d" if isinstance(value, float) else "<i", value)[:4])[0]
-        kernel(grid, block, shared_mem, *values, unwritten=UNWRITTEN.get())
-
-    call.set_shared_memory_config = lambda size: None
-    return call
-
-
 @contextmanager
 def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
     """Make code inside the context take CPU tensors for tensors on this GPU.
@@ -154,7 +133,7 @@ def fake_cuda(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
         current_stream=_Stream, default_stream=_Stream, Stream=_Stream, Event=_Stream, init=lambda: None,
         stream=lambda stream: nullcontext(), reset_peak_memory_stats=lambda device=None: None,
         mem_get_info=lambda device=None: (gpu.memory_bytes,) * 2,
-        _compile_kernel=partial(_compile_kernel, gpu.capability), CUDAGraph=_no_graph, graph=_no_graph,
+        CUDAGraph=_no_graph, graph=_no_graph,
     )  # fmt: skip
     token, bytes_token = FAKED_GPU.set(gpu), UNWRITTEN.set(unwritten)
     try:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from itertools import product
 from numbers import Integral
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from ptx_machine.device import GPU
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS, WATCHED
 from ptx_machine.lanes import WARP
 from ptx_machine.memory import Fault, Global, Shared, Span, Trouble, View
-from ptx_machine.mutate import DEFAULT_GPU, as_wanted
 from ptx_machine.native.compiled import Native, Warps
 from ptx_machine.operands import Addresses
 from ptx_machine.program import ready
@@ -36,20 +35,13 @@ DELAY_S = 5  # after which a launch shows its progress, on a terminal
 GRID, BLOCK, THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024  # the most of a launch, on every GPU
 STATIC = 48 * 1024  # bytes of shared memory that a kernel's own variables may have: ptxas refuses more
 LONGEST = 40  # characters of a name in the progress bar
+REWRITE = "PTX_MACHINE_REWRITE"  # in the environment: "module:function" of a PTX text and a kernel's name: another text
 OBSERVER: ContextVar[Callable[[Code, Addresses, GPU], Code] | None] = ContextVar("observer", default=None)
 # of every launch: it gives the code that runs instead, in numpy, block after block
 
 
 class Refused(ValueError):
     """No GPU launches a kernel with such sizes."""
-
-
-@dataclass
-class Done:
-    """Counts of a launch: the instructions that its warps executed, and the blocks that ran."""
-
-    instructions: int = 0
-    blocks: int = 0
 
 
 @contextmanager
@@ -70,6 +62,7 @@ class Kernel:
     Attributes:
         text: the PTX. entry: name, parameters and instructions of the kernel, as they are in the text.
         static: bytes of shared memory that its own variables have.
+        variables: name -> bytes, uint8, of variables in global or constant memory. They keep what kernels write.
         ordered: whether the order of its blocks matters, because it has atomic operations on memory that they share.
     """
 
@@ -92,24 +85,24 @@ class Kernel:
         Raises:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
         """
-        self.entry = _one(parse(ptx).entries, entry)
-        self.text = as_wanted(ptx, self.entry.name)
-        if self.text != ptx:
-            self.entry = _one(parse(self.text).entries, self.entry.name)
-        self.gpu, self._of_any = GPU.of(gpu or FAKED_GPU.get() or os.environ.get(DEFAULT_GPU, "A100")), gpu is None
+        self.entry, self.text = _one(parse(ptx), entry), ptx
+        if REWRITE in os.environ:
+            self.text = resolve_name(os.environ[REWRITE])(ptx, self.entry.name)
+            self.entry = parse(self.text)[self.entry.name]
+        self.gpu, self._of_any = GPU.of(gpu or FAKED_GPU.get() or "A100"), gpu is None
         self._runs_beside = any(_beside(each) for each in self.entry.instructions)
         if races and self._runs_beside:
             got = "a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05)"
             raise ValueError(f"races: got {got}; accepted are others")
-        self._variables = [each for each in self.entry.variables if each.space in ("global", "const")]
-        self._data = variables if variables is not None else {}
-        for variable in self._variables:
-            if variable.name not in self._data:
-                self._data[variable.name] = np.zeros(max(variable.size or 0, 1), np.uint8)
-                if variable.data:
-                    self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
-        own = [each.name for each in self._variables]
-        self._spans = [Span(self._data[name].ctypes.data, self._data[name], name) for name in own]
+        self.variables, self._spans = variables if variables is not None else {}, []
+        for each in self.entry.variables:
+            if each.space in ("global", "const"):
+                if each.name not in self.variables:
+                    self.variables[each.name] = np.zeros(max(each.size or 0, 1), np.uint8)
+                    if each.data:
+                        self.variables[each.name][: len(each.data)] = np.frombuffer(each.data, np.uint8)
+                data = self.variables[each.name]
+                self._spans.append(Span(data.ctypes.data, data, each.name))
         self.races, self._compiled, self._machines = races, compiled and not races, {}
         self.code, _, self.native = self._machine(self.gpu)
         self.static = sum(each.size or 0 for each in self.entry.variables if each.space == "shared")
@@ -127,20 +120,8 @@ class Kernel:
             self._machines[gpu] = code, names, Native(code, names, gpu) if self._compiled else None
         return self._machines[gpu]
 
-    def variable(self, name: str) -> np.ndarray:
-        """Return the bytes of a variable of the module, in global or constant memory, uint8 (size,). They keep what
-        kernels write.
-
-        Raises:
-            ValueError: there is no such variable.
-        """
-        if name not in self._data:
-            accepted = ", ".join(self._data) or "none: there is no variable"
-            raise ValueError(f"name: got {name!r}; accepted are {accepted}")
-        return self._data[name]
-
-    def __call__(self, grid: Iterable[int], block: Iterable[int], shared: int, *arguments: Any, **options: Any) -> Done:
-        """Run the kernel. Tensors are read and written in place.
+    def __call__(self, grid: Iterable[int], block: Iterable[int], shared: int, *arguments: Any, **options: Any) -> int:
+        """Run the kernel. Tensors are read and written in place. Return how many instructions its warps executed.
 
         Args:
             grid, block: numbers of blocks, and of threads of a block, in x, y, z; missing ones are 1.
@@ -158,8 +139,8 @@ class Kernel:
     def launch(
         self, grid: Iterable[int], block: Iterable[int], shared: int, parameters: np.ndarray, spans: Iterable[Span], *,
         blocks: Iterable[Size] | None = None, unwritten: int | None = None, threads: int | None = None,
-    ) -> Done:  # fmt: skip
-        """Run the kernel with the bytes of its parameters.
+    ) -> int:  # fmt: skip
+        """Run the kernel with the bytes of its parameters. Return how many instructions its warps executed.
 
         Args:
             grid, block, shared: as of a call. parameters: uint8 (size,), the bytes of all parameters.
@@ -220,7 +201,7 @@ class Kernel:
         count = 1 if self.ordered or observer is not None else min(threads or torch.get_num_threads(), len(numbers))
         title, looks = self.entry.name[:LONGEST], dict[str, Any](unit="block", delay=DELAY_S, leave=False, disable=None)
         try:
-            return Done(sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks)), len(numbers))
+            return sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks))
         except Fault as fault:
             seen.has(fault.trouble, fault.place)
             raise

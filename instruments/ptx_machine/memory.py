@@ -199,6 +199,22 @@ class Shared:
         if self.written is not None:
             self.written[starts.astype(np.int64)[:, None] + np.arange(size)] = True
 
+    def check(self, at: np.ndarray, lane: int, what: str, writes: bool = False) -> None:
+        """Check the bytes, by their addresses in any shape, that a matrix, a copy or an mbarrier of a lane reads, or
+        writes: these are written from now on.
+
+        Raises:
+            BadAccess: a byte lies outside, or is read and was never written.
+        """
+        if at.min() < 0 or at.max() >= self.data.size:
+            reason = f"{what} reaches byte {at.max()} of shared memory, which has {self.data.size}"
+            raise BadAccess(lane, reason, Trouble.ACCESS)
+        if self.written is not None and writes:
+            self.written[at] = True
+        elif self.written is not None and not self.written[at].all():
+            missing = int(at[~self.written[at]][0])
+            raise BadAccess(lane, f"shared memory at {missing} was never written ({what} is read)", Trouble.UNWRITTEN)
+
     @contextmanager
     def together(self, starts: Lanes) -> Iterator[None]:
         """Make accesses at starts atomic: inside the context they race with none."""

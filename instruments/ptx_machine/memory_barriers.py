@@ -5,12 +5,10 @@ Their 64 bits are opaque in PTX. Here: bits 0 to 15 are arrivals that are still 
 every phase, bit 32 is the phase's parity, and 33 to 63 are bytes that are still due, plus OFFSET.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from ptx_machine.lanes import WARP, Lanes, refuse
-from ptx_machine.memory import BadAccess
+from ptx_machine.lanes import WARP, refuse
+from ptx_machine.memory import BadAccess, Trouble
 from ptx_machine.operands import Addresses, address, into_shared, source, targets
 from ptx_machine.syntax import Instruction
 from ptx_machine.warp import Step, Warp
@@ -29,12 +27,9 @@ def _bits(warp: Warp, start: int, lane: int, begins: bool = False) -> np.ndarray
         BadAccess: there is none; it names the lane.
     """
     shared = warp.block.memory.shared
-    if start % BYTES or start + BYTES > shared.data.size:
-        raise BadAccess(lane, f"an mbarrier at {start} of shared memory, which has {shared.data.size} bytes")
-    if shared.written is not None and begins:
-        shared.written[start : start + BYTES] = True
-    elif shared.written is not None and not shared.written[start : start + BYTES].all():
-        raise BadAccess(lane, f"an mbarrier at {start} that was not initialised")
+    if start % BYTES:
+        raise BadAccess(lane, f"an mbarrier at {start} of shared memory, no multiple of {BYTES}", Trouble.ACCESS)
+    shared.check(np.uint64(start) + np.arange(BYTES, dtype=np.uint64), lane, "an mbarrier", begins)
     return shared.data[start : start + BYTES].view(np.uint64)
 
 
@@ -72,51 +67,33 @@ def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
     behind = instruction.operands[has_result + 1 :]
     more = [source(operand, kind if i == 0 else "u32", instruction, names) for i, operand in enumerate(behind)]
 
-    def number(warp, lane):
-        return int(more[0](warp)[lane]) if more else 1
-
-    def wait(warp, mask):
+    def wait(warp, mask, starts):
         phases = more[0](warp).astype(np.uint64) >> np.uint64(0 if "parity" in words else 32) & np.uint64(1)
-        for start, lanes in _by_barrier(at(warp), mask):
-            passed = phases != int(_bits(warp, start, int(lanes.argmax()))[0]) >> 32 & 1
+        for start in np.unique(starts[mask]):
+            lanes = mask & (starts == start)
+            passed = phases != int(_bits(warp, int(start), int(lanes.argmax()))[0]) >> 32 & 1
             warp.write(into, passed, lanes)
             warp.turn = warp.turn and bool(passed[lanes].all())
 
-    def arrive(warp, mask):
-        counts = np.full(WARP, 1) if not more or "expect_tx" in words else more[0](warp).astype(np.int64)
-        bytes_due = more[0](warp).astype(np.int64) if "expect_tx" in words else np.zeros(WARP, np.int64)
-        for start, lanes in _by_barrier(at(warp), mask):
-            order, before = np.flatnonzero(lanes), np.zeros(WARP, np.uint64)
-            due, earlier = int(_bits(warp, start, int(order[0]))[0]) & 0xFFFF, np.cumsum(counts[order]) - counts[order]
-            if len(order) > 1 and not bytes_due.any() and counts[order].sum() <= due:  # all in this phase
-                state = change(warp, start, int(order[0]), int(counts[order].sum()))
-                before[order] = np.uint64(state) - earlier.astype(np.uint64)
-            else:
-                for lane in order:
-                    before[lane] = change(warp, start, int(lane), int(counts[lane]), int(bytes_due[lane]))
-            if into is not None:
-                warp.write(into, before, lanes)
+    def one_by_one(warp, mask, starts):
+        counts, before = more[0](warp) if more else np.ones(WARP, np.uint32), np.zeros(WARP, np.uint64)
+        for lane in map(int, np.flatnonzero(mask)):
+            start, count = int(starts[lane]), int(counts[lane])
+            if operation == "init":
+                _bits(warp, start, lane, begins=True)[0] = count | count << 16 | OFFSET << 33
+            elif operation == "arrive":
+                arrivals, due = (1, count) if "expect_tx" in words else (count, 0)
+                before[lane] = change(warp, start, lane, arrivals, due)
+            elif operation != "inval":
+                change(warp, start, lane, 0, count if operation == "expect_tx" else -count)
+        if into is not None:
+            warp.write(into, before, mask)
 
-    def one_by_one(warp, mask):
-        for start, lanes in _by_barrier(at(warp), mask):
-            for lane in map(int, np.flatnonzero(lanes)):
-                count = number(warp, lane)
-                if operation == "init":
-                    _bits(warp, start, lane, begins=True)[0] = count | count << 16 | OFFSET << 33
-                elif operation != "inval":
-                    change(warp, start, lane, 0, count if operation == "expect_tx" else -count)
-
-    what = wait if "wait" in operation else arrive if operation == "arrive" else one_by_one
+    what = wait if "wait" in operation else one_by_one
 
     def step(warp, mask):
-        with warp.block.memory.shared.together(np.unique(into_shared(at(warp))[mask])):
-            what(warp, mask)
+        starts = into_shared(at(warp))
+        with warp.block.memory.shared.together(np.unique(starts[mask])):
+            what(warp, mask, starts)
 
     return step
-
-
-def _by_barrier(addresses: Lanes, mask: Lanes) -> Iterator[tuple[int, Lanes]]:
-    """Yield the first byte of each barrier, and the lanes of the mask that are at it."""
-    starts = into_shared(addresses)
-    for start in np.unique(starts[mask]):
-        yield int(start), mask & (starts == start)

@@ -2,16 +2,12 @@
 
 import hashlib
 import importlib.metadata
-import os
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from filelock import FileLock
-
-from ptx_machine.folders import build
+from ptx_machine.folders import build, digest, stored
 
 PACKAGE = "nvidia-cuda-nvcc"
 FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-lineinfo")
@@ -62,34 +58,23 @@ def compile_cuda(
         ValueError: the text does not compile; with nvcc's first errors.
     """
     folders, flags = [Path(folder) for folder in include], [*FLAGS, *flags]
-    words = [source, str(capability), *flags, version(), *(_digest(folder) for folder in folders)]
-    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
-    stored = build() / "ptx" / f"{key}.ptx"
-    if stored.is_file():
-        return stored.read_text()
-    stored.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(stored.with_suffix(".lock")):  # another process may be at it
-        if not stored.is_file():
-            with tempfile.TemporaryDirectory(dir=stored.parent) as temporary:
-                text = stored.with_suffix("") / "kernel.cu"  # it stays: the PTX names its lines
-                text.parent.mkdir(exist_ok=True)
-                text.write_text(source)
-                _run(text, Path(temporary), folders, flags, capability)
-                os.replace(Path(temporary) / "kernel.ptx", stored)
-    return stored.read_text()
+    home, key = toolkit(), digest(source, str(capability), *flags, version(), *map(_digest, folders))
+    text = build() / "ptx" / key / "kernel.cu"  # it stays: the PTX names its lines
 
+    def compiled(target: Path) -> None:
+        text.parent.mkdir(exist_ok=True)
+        text.write_text(source)
+        paths = [*folders, home / "include", home / "include" / "cccl"]
+        command = [
+            str(home / "bin" / "nvcc"), *flags, f"-gencode=arch=compute_{capability},code=compute_{capability}", "-ptx",
+            *(f"-I{path}" for path in paths), str(text), "-o", str(target),
+        ]  # fmt: skip
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            lines = [line for line in process.stderr.splitlines() if "error" in line] or process.stderr.splitlines()
+            raise ValueError("source: nvcc does not compile it: " + " | ".join(lines[:MOST_LINES]))
 
-def _run(text: Path, folder: Path, include: list[Path], flags: list[str], capability: int) -> None:
-    home = toolkit()
-    folders = [*include, home / "include", home / "include" / "cccl"]
-    command = [
-        str(home / "bin" / "nvcc"), *flags, f"-gencode=arch=compute_{capability},code=compute_{capability}", "-ptx",
-        *(f"-I{path}" for path in folders), str(text), "-o", "kernel.ptx",
-    ]  # fmt: skip
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if process.returncode:
-        lines = [line for line in process.stderr.splitlines() if "error" in line] or process.stderr.splitlines()
-        raise ValueError("source: nvcc does not compile it: " + " | ".join(lines[:MOST_LINES]))
+    return stored(build() / "ptx" / f"{key}.ptx", compiled).read_text()
 
 
 @cache

@@ -1,7 +1,5 @@
 """How many blocks of a kernel a multiprocessor holds at once, by the registers and shared memory that it needs."""
 
-import hashlib
-import os
 import re
 import subprocess
 import tempfile
@@ -9,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from ptx_machine.device import GPU
-from ptx_machine.folders import build
+from ptx_machine.folders import build, digest, stored
 from ptx_machine.lanes import WARP
 from ptx_machine.nvcc import toolkit
 
@@ -46,21 +44,19 @@ def resources(ptx: str, entry: str, capability: int) -> tuple[int, int]:
     Raises:
         RuntimeError: ptxas does not assemble the text, or names no number of registers.
     """
-    key = hashlib.sha256("\0".join((ptx, entry, f"{capability}")).encode()).hexdigest()[:32]
-    stored = build() / "ptx" / f"{key}.ptxas"
-    if not stored.is_file():
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=stored.parent) as temporary:
+
+    def asked(answer: Path) -> None:
+        with tempfile.TemporaryDirectory() as temporary:
             (Path(temporary) / "kernel.ptx").write_text(ptx)
             program = toolkit() / "bin" / "ptxas"
             arch = f"sm_{capability}a" if f".target sm_{capability}a" in ptx else f"sm_{capability}"
             command = [f"{program}", f"-arch={arch}", "-v", f"--entry={entry}", "kernel.ptx", "-o", "cubin"]
             process = subprocess.run(command, cwd=temporary, capture_output=True, text=True)
-            if process.returncode:
-                raise RuntimeError(f"ptxas: {process.stderr.strip()}")
-            (Path(temporary) / "words").write_text(process.stderr + process.stdout)
-            os.replace(Path(temporary) / "words", stored)
-    words = stored.read_text()
+        if process.returncode:
+            raise RuntimeError(f"ptxas: {process.stderr.strip()}")
+        answer.write_text(process.stderr + process.stdout)
+
+    words = stored(build() / "ptx" / f"{digest(ptx, entry, f'{capability}')}.ptxas", asked).read_text()
     registers, shared = re.search(r"Used (\d+) registers", words), re.search(r"(\d+) bytes smem", words)
     if registers is None:
         raise RuntimeError(f"ptxas tells no number of registers: {words.strip()}")

@@ -5,10 +5,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ptx_machine.lanes import DTYPES, SIGNS, WARP, Lanes, raw, read, refuse
+from ptx_machine.lanes import DTYPES, SIGNS, WARP, Lanes, raw, refuse
 from ptx_machine.memory import SHARED
-from ptx_machine.special_registers import SPECIAL_REGISTERS
-from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Special, Symbol, parts
+from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Symbol, parts
 from ptx_machine.warp import Warp
 
 Source: TypeAlias = Callable[[Warp], Lanes]
@@ -40,15 +39,6 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
     if isinstance(operand, Negated):
         register = operand.register
         return lambda warp: negated(warp.read(register, kind), kind)
-    if isinstance(operand, Special):
-        name = operand.name
-        if name not in SPECIAL_REGISTERS:
-            raise refuse(instruction, f"{name} is not modelled")
-
-        def special(warp):
-            return read(warp.special[name], kind) if BITS[kind] <= 32 else warp.special[name].astype(DTYPES[kind])
-
-        return special
     raise refuse(instruction, f"the operand {operand} is not modelled")
 
 
@@ -64,7 +54,8 @@ def named(name: str, instruction: Instruction, names: Addresses) -> int:
         ValueError: there is no such variable.
     """
     if name not in names:
-        raise refuse(instruction, f"there is no variable {name} (addresses of functions are not modelled)")
+        reason = f"there is no variable {name} (addresses of functions are not modelled)"
+        raise refuse(instruction, f"{name} is not modelled" if name.startswith("%") else reason)
     return names[name]
 
 

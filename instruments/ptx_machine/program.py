@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ptx_machine import control, exchange, tensor_memory, warpgroup
 from ptx_machine.approximate import wobbling
-from ptx_machine.atomics import ATOMICS
+from ptx_machine.atomics import atomic
 from ptx_machine.comparisons import SELECTIONS
 from ptx_machine.contraction import contracted
 from ptx_machine.conversions import convert
@@ -13,17 +13,23 @@ from ptx_machine.device import GPU
 from ptx_machine.floats import FLOATS as FLOAT_MEANINGS
 from ptx_machine.integers import INTEGERS
 from ptx_machine.lanes import FLOATS, Lanes, Lanewise, Meanings, refuse
-from ptx_machine.memory import Trouble
 from ptx_machine.memory_barriers import memory_barrier
 from ptx_machine.moves import MOVES, REGISTER_MOVES, nothing
 from ptx_machine.operands import Addresses, source, targets
 from ptx_machine.special_unit import measured
-from ptx_machine.syntax import Address, Entry, Instruction, Operand, Register, Symbol, Variable, parts
+from ptx_machine.syntax import Address, Entry, Instruction, Operand, Symbol, Variable, parts
 from ptx_machine.tensor_maps import bulk_copy
 from ptx_machine.warp import Code, Step
 
 PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a != b, "not": lambda a: ~a}
 OTHERS: dict[str, Meanings] = {"cvt": convert, "movmatrix": exchange.transpose, **SELECTIONS, **REGISTER_MOVES}
+STEPS = {  # of an instruction and the addresses of names
+    "bar": control.barrier, "barrier": control.barrier, "nanosleep": control.sleep, "trap": control.trap,
+    "ret": control.end, "exit": control.end, "call": control.call, "mbarrier": memory_barrier, "atom": atomic,
+    "red": atomic, **exchange.EXCHANGES, **MOVES,
+}  # fmt: skip
+ON_GPU = {"mma": exchange.multiply, "wgmma": warpgroup.multiply, "tcgen05": tensor_memory.fifth}  # and the GPU
+BRANCHES = {"bra": control.branch, "brx": control.branch_by_table}
 MOST_UNKNOWN = 12  # named in an error
 
 
@@ -109,36 +115,16 @@ def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> tuple[Code, A
 def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> Step:
     """Return the step that a warp takes for an instruction."""
     name = instruction.name
-    if name in ("bra", "brx"):
-        return (control.branch if name == "bra" else control.branch_by_table)(instruction, entry)
-    if name in ("ret", "exit"):
-        return control.end(instruction)
-    if name == "trap":
-        return control.trap(instruction)
-    if name == "call":
-        function = next(each for each in instruction.operands if isinstance(each, (Symbol, Register))).name
-        if function == "vprintf":  # printf: what it prints is left out
-            return nothing(instruction, names)
-        if function == "__assertfail":
-            return control.trap(instruction, "an assertion fails", Trouble.ASSERTED)
-        return control.trap(instruction, f"it calls the function {function}, and none is run here")
-    if name == "nanosleep":
-        return control.sleep(instruction)
-    if name == "mma":
-        return exchange.multiply(instruction, names, gpu)
-    if name == "wgmma":
-        return warpgroup.multiply(instruction, names, gpu)
-    if name == "tcgen05":
-        return tensor_memory.fifth(instruction, names, gpu)
+    if name in BRANCHES:
+        return BRANCHES[name](instruction, entry)
+    if name in ON_GPU:
+        return ON_GPU[name](instruction, names, gpu)
     if instruction.words[:3] == ("cp", "async", "bulk"):
         return bulk_copy(instruction, names)
-    if name == "mbarrier":
-        return memory_barrier(instruction, names)
     if name in ("ld", "st") and "param" in instruction.words and not _own(instruction, names):
         return nothing(instruction, names)  # of a call, which is a Fault itself
-    for table in (control.BARRIERS, exchange.EXCHANGES, MOVES, ATOMICS):
-        if name in table:
-            return table[name](instruction, names)
+    if name in STEPS:
+        return STEPS[name](instruction, names)
     results = lanewise(instruction, gpu)
     if not results:
         raise refuse(instruction, "it is not modelled")

@@ -7,20 +7,20 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ptx_machine.body import Body
-from ptx_machine.syntax import BITS, Entry, Module, Parameter
+from ptx_machine.syntax import BITS, Entry, Parameter
 from ptx_machine.tokens import Tokens
 
 NEWLINE_ENDS = (".version", ".target", ".address_size", ".file", ".loc")
 
 
 @lru_cache(maxsize=4)  # kernels that were compiled together share a text
-def parse(text: str) -> Module:
-    """Parse a PTX text into a Module of its kernels.
+def parse(text: str) -> dict[str, Entry]:
+    """Return the kernels of a PTX text, by name.
 
     Raises:
         ValueError: it is no PTX; with the line.
     """
-    return _Reader(text).module()
+    return _Reader(text).kernels()
 
 
 class _Reader(Tokens):
@@ -31,13 +31,13 @@ class _Reader(Tokens):
             if word == ".file"
         }  # fmt: skip
 
-    def module(self) -> Module:
-        says, entries, functions, variables = {}, {}, set(), []
+    def kernels(self) -> dict[str, Entry]:
+        says, entries, variables = set(), {}, []
         while self.next:
             word = self.next
             if word in NEWLINE_ENDS:
-                _, *words = self.rest_of_line()
-                says.setdefault(word, words)
+                says.add(word)
+                self.rest_of_line()
             elif word == ".section":
                 self.take()
                 self.take()
@@ -48,29 +48,26 @@ class _Reader(Tokens):
                 entry = self.entry()
                 entries[entry.name] = entry
             elif word == ".func":
-                functions.add(self.function())
+                self.function()
             elif word in (".visible", ".weak", ".extern", ".common", ";"):
                 self.take()
             elif word in (".pragma", ".alias"):
                 self.skip_to(";")
             else:
                 self.refuse("a directive of PTX")
-        if ".version" not in says or ".target" not in says:
+        if not {".version", ".target"} <= says:
             raise ValueError("PTX: got a text without .version and .target; accepted is one of nvcc -ptx or Triton")
-        entries = {name: replace(each, variables=(*variables, *each.variables)) for name, each in entries.items()}
-        return Module(says[".version"][0], says[".target"][0], entries, frozenset(functions))
+        return {name: replace(each, variables=(*variables, *each.variables)) for name, each in entries.items()}
 
-    def function(self) -> str:
-        """Read a device function, and return its name. No machine here runs one."""
+    def function(self) -> None:
+        """Pass over a device function: no machine here runs one."""
         self.take(".func")
         if self.next == "(":
             self.skip("(", ")")
-        name = self.take()
         while self.next not in ("{", ";"):
             self.take()
         if self.next == "{":
             self.skip("{", "}")
-        return name
 
     def entry(self) -> Entry:
         self.take(".entry")

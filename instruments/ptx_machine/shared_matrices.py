@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ptx_machine.lanes import looked_up
-from ptx_machine.memory import BadAccess, Shared, Trouble
+from ptx_machine.memory import Shared
 
 PIECE = 16  # bytes
 LINES = 8  # of a core
@@ -89,10 +89,5 @@ def read(shared: Shared, at: np.ndarray, size: int) -> np.ndarray:
     Raises:
         BadAccess: an element lies outside, or was never written.
     """
-    if at.min() < 0 or at.max() + size > shared.data.size:
-        reason = f"a matrix reaches byte {at.max() + size} of shared memory, which has {shared.data.size}"
-        raise BadAccess(0, reason, Trouble.ACCESS)
-    if shared.written is not None and not shared.written[at].all():
-        missing = int(at[~shared.written[at]][0])
-        raise BadAccess(0, f"shared memory at {missing} was never written (a matrix is read)", Trouble.UNWRITTEN)
+    shared.check(np.stack([at, at + size - 1]), 0, "a matrix")
     return shared.data[: shared.data.size // size * size].view(f"uint{8 * size}")[at // size]

@@ -5,19 +5,22 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ptx_machine.lanes import WARP, Lanes
+from ptx_machine.lanes import WARP, Lanes, raw
+from ptx_machine.syntax import Register
 
 Size: TypeAlias = tuple[int, int, int]
-SPECIAL_REGISTERS = {  # registers that the machine fills
-    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
-    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
-    *(f"%lanemask_{word}" for word in ("eq", "lt", "le", "gt", "ge")),
+SPECIAL_REGISTERS = {
+    name: Register(name, "u64" if name == "%gridid" else "u32") for name in (
+        *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+        "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
+        *(f"%lanemask_{word}" for word in ("eq", "lt", "le", "gt", "ge")),
+    )
 }  # fmt: skip
 
 
 @cache
-def special_registers(warp: int, size: Size, grid: Size) -> dict[str, Lanes]:
-    """Return the special registers of a warp that are the same in all blocks: name -> uint32 (32,)."""
+def special_registers(warp: int, size: Size, grid: Size) -> dict[Register, Lanes]:
+    """Return the bits (32,) of a warp's special registers that are the same in all blocks."""
     thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
     x, y, _ = size
     lane = np.arange(WARP, dtype=np.uint32)
@@ -30,4 +33,5 @@ def special_registers(warp: int, size: Size, grid: Size) -> dict[str, Lanes]:
     values |= {"%laneid": lane, "%warpid": warp, "%nwarpid": warps, "%smid": 0, "%nsmid": 1}
     values |= {"%lanemask_eq": bit, "%lanemask_lt": bit - 1, "%lanemask_le": bit | (bit - 1)}
     values |= {"%lanemask_gt": ~(bit | (bit - 1)), "%lanemask_ge": ~(bit - 1), "%gridid": 0}
-    return {name: np.broadcast_to(np.asarray(value).astype(np.uint32), WARP) for name, value in values.items()}
+    own = {SPECIAL_REGISTERS[name]: np.asarray(value) for name, value in values.items()}
+    return {register: np.broadcast_to(value.astype(raw(register.type)), WARP) for register, value in own.items()}

@@ -1,4 +1,4 @@
-"""PTX as data: modules, kernels, instructions and their operands. `ptx.parse` makes them of text."""
+"""PTX as data: kernels, instructions and their operands. `ptx.parse` makes them of text."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -21,12 +21,6 @@ class Register(NamedTuple):
 
     name: str
     type: str
-
-
-class Special(NamedTuple):
-    """A register that the machine fills: %tid.x, %laneid."""
-
-    name: str
 
 
 class Immediate(NamedTuple):
@@ -56,16 +50,9 @@ class Address(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """{a, b, ...}"""
+    """{a, b, ...}, or a | b of two results."""
 
     items: tuple["Operand", ...]
-
-
-class Pair(NamedTuple):
-    """first | second: two results of one instruction."""
-
-    first: "Operand"
-    second: "Operand"
 
 
 class Negated(NamedTuple):
@@ -74,12 +61,12 @@ class Negated(NamedTuple):
     register: Register
 
 
-Operand: TypeAlias = Register | Special | Immediate | Symbol | Address | Vector | Pair | Negated | None  # None: "_"
+Operand: TypeAlias = Register | Immediate | Symbol | Address | Vector | Negated | None  # None: "_"
 
 
 def parts(operand: Operand) -> tuple[Operand, ...]:
     """Return a and b of {a, b} and of a | b; of any other operand, the operand."""
-    return operand.items if isinstance(operand, Vector) else (*operand,) if isinstance(operand, Pair) else (operand,)
+    return operand.items if isinstance(operand, Vector) else (operand,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +77,15 @@ class Instruction:
         words: of its name: ("mma", "sync", "aligned", "m16n8k16", ...). operands: in the order of the text.
         guard: (predicate, whether it must be false): other threads skip the instruction; None: all execute it.
         line: of the PTX text, from 1.
-        source: (file, line) that it was compiled from, where the text says so.
-        callers: (file, line) of the calls that were inlined around it, the innermost first.
+        places: (file, line) that it was compiled from, then those of the calls that were inlined around it, the
+            innermost first; () where the text does not say.
     """
 
     words: tuple[str, ...]
     operands: tuple[Operand, ...]
     guard: tuple[Register, bool] | None
     line: int
-    source: tuple[str, int] | None = None
-    callers: tuple[tuple[str, int], ...] = ()
+    places: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -113,10 +99,9 @@ class Instruction:
 
     @property
     def frames(self) -> tuple[tuple[str, int], ...]:
-        """`source` and `callers` without those in libraries, unless there are no others."""
-        frames = (self.source, *self.callers) if self.source is not None else ()
-        own = tuple(frame for frame in frames if not any(library in frame[0] for library in LIBRARIES))
-        return own or frames[-1:]
+        """`places` without those in libraries, unless there are no others."""
+        own = tuple(place for place in self.places if not any(library in place[0] for library in LIBRARIES))
+        return own or self.places[-1:]
 
     def __str__(self):
         return ".".join(self.words)
@@ -177,18 +162,3 @@ class Entry:
     def parameter_bytes(self) -> int:
         """The size of all parameters."""
         return max((each.offset + each.size for each in self.parameters), default=0)
-
-
-@dataclass(frozen=True)
-class Module:
-    """A PTX text.
-
-    Attributes:
-        version: of PTX. target: such as "sm_80". entries: name -> kernel.
-        functions: names of device functions, which no machine here runs.
-    """
-
-    version: str
-    target: str
-    entries: dict[str, Entry]
-    functions: frozenset[str] = frozenset()

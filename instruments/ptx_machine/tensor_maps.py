@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ptx_machine.arguments import Structure
 from ptx_machine.lanes import WARP, Lanes, refuse
-from ptx_machine.memory import BadAccess, Trouble
+from ptx_machine.memory import BadAccess
 from ptx_machine.memory_barriers import change
 from ptx_machine.operands import Addresses, address, into_shared, source
 from ptx_machine.shared_matrices import PIECE, swizzled
@@ -147,8 +147,7 @@ def _move(warp: Warp, fields: dict[str, int], corner: np.ndarray, start: int, la
         _store(warp, places, whole.reshape(-1).view(np.uint8), lane)
     else:
         shared = warp.block.memory.shared
-        if shared.written is not None and not shared.written[places].all():
-            raise BadAccess(lane, "shared memory that was never written is copied to a tensor", Trouble.UNWRITTEN)
+        shared.check(places, lane, "a copy")
         whole.reshape(-1).view(np.uint8)[:] = shared.data[places]
         outer[...] = whole[inside]
     return count
@@ -162,9 +161,5 @@ def _line_places(box: tuple[int, ...], size: int, start: int, width: int) -> np.
 
 def _store(warp: Warp, places: np.ndarray, values: np.ndarray, lane: int) -> None:
     shared = warp.block.memory.shared
-    if places.max() >= shared.data.size:
-        reason = f"a copy reaches byte {places.max()} of shared memory, which has {shared.data.size}"
-        raise BadAccess(lane, reason, Trouble.ACCESS)
+    shared.check(places, lane, "a copy", writes=True)
     shared.data[places] = values
-    if shared.written is not None:
-        shared.written[places] = True

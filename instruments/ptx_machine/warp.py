@@ -64,12 +64,11 @@ class Warp:
 
     def __init__(self, block: Any, index: int, threads: int):
         self.block, self.index = block, index
-        self.registers: Mapping[Register, Lanes] = Registers()
+        self.registers: Mapping[Register, Lanes] = Registers(block.special(index))
         self.at = np.zeros(WARP, np.int64)
         self.alive = np.arange(WARP) + WARP * index < threads
         self.blocked, self.held = np.zeros(WARP, bool), np.zeros(WARP, bool)
         self.local = np.zeros((WARP, block.code.local), np.uint8)
-        self.special = block.special(index)
         if block.compiled is not None:
             for name, value in block.compiled.of(index).items():
                 setattr(self, name, value)

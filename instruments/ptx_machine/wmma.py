@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Operand, Register, Special, Vector, parts
+from ptx_machine.special_registers import SPECIAL_REGISTERS
+from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Operand, Register, Vector, parts
 
 TILE = "m16n8k16"
 SHAPES = ("m16n16k16", "m32n8k16", "m8n32k16")
@@ -89,7 +90,7 @@ def _moves(instruction: Instruction, matrix: str, shape: str, kind: str) -> Iter
     wide = not isinstance(place.base, Register) or BITS[place.base.type] == 64
     yield do("mov.u64" if wide else "cvt.u64.u32", BASE, place.base)
     yield do("mov.b32", STRIDE, stride)
-    yield do("mov.u32", PAIR, Special("%laneid"))
+    yield do("mov.u32", PAIR, SPECIAL_REGISTERS["%laneid"])
     yield do("shr.u32", GROUP, PAIR, Immediate(2))
     yield do("and.b32", PAIR, PAIR, Immediate(3))
     yield do("shl.b32", PAIR, PAIR, Immediate(1))

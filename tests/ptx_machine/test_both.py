@@ -87,8 +87,8 @@ def test_both_machines_end_with_the_same_bits(seed):
         memory, out = inputs(seed, 64), torch.zeros(64, 512, dtype=torch.int32)
         one = kernel(program(seed), gpu=["A100", "H100"][seed % 2], compiled=compiled,
                      inside=INSIDE)  # fmt: skip
-        done = one((1,), (64,), 0, memory, out)
-        ends.append((done.instructions, memory, out))
+        instructions = one((1,), (64,), 0, memory, out)
+        ends.append((instructions, memory, out))
     assert ends[0][0] == ends[1][0]
     assert torch.equal(ends[0][1], ends[1][1]) and torch.equal(ends[0][2], ends[1][2])
 

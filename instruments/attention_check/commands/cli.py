@@ -2,11 +2,10 @@
 
 import typer
 
-from attention_check.commands import cli_check, cli_explain, cli_mutate
+from attention_check.commands import cli_check, cli_explain
 
 
 def add_commands(app: typer.Typer, dev: typer.Typer) -> None:
-    """Add check, explain, blame, compare and shrink to `fa-lib`, and mutate to `fa-lib dev`."""
+    """Add check, explain, blame, compare and shrink to `fa-lib`."""
     app.add_typer(cli_check.app, name="check")
     app.add_typer(cli_explain.app)
-    dev.command()(cli_mutate.mutate)

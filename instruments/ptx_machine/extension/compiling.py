@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from filelock import FileLock
 from torch.utils import cpp_extension
 from tqdm import tqdm
 
-from ptx_machine.folders import build
+from ptx_machine.folders import build, digest, stored, written
 from ptx_machine.nvcc import toolkit, version
 
 LOG = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def compiled(sources: Sources, capability: int) -> Path:
     if shutil.which("g++") is None:
         raise FileNotFoundError("g++: not installed; it compiles the C++ of an extension")
     words = [*map(str, (sources, capability, torch.__version__, version())), _own()]
-    folder = build() / "extensions" / f"{_short(sources.name)}-{_digest('|'.join(words))}"
+    folder = build() / "extensions" / f"{_short(sources.name)}-{digest(*words)}"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{_short(sources.name)}.so"
     with FileLock(folder / "lock"):  # another process may be at it
@@ -88,13 +89,11 @@ def compiled(sources: Sources, capability: int) -> Path:
 
 def guard() -> Path:
     """Compile the library that is CUDA's device guard in a build of torch without CUDA."""
-    library = build() / "extensions" / f"guard-{_digest(torch.__version__ + _own())}.so"
-    if not library.exists():
-        torch_folder = Path(torch.__file__).parent
-        command = ["g++", "-shared", "-fPIC", STANDARD, "-w", HERE / "guard.cpp", f"-I{torch_folder / 'include'}",
-                   f"-L{torch_folder / 'lib'}", "-lc10"]  # fmt: skip
-        _make(command, library)
-    return library
+    torch_folder = Path(torch.__file__).parent
+    command = ["g++", "-shared", "-fPIC", STANDARD, "-w", HERE / "guard.cpp", f"-I{torch_folder / 'include'}",
+               f"-L{torch_folder / 'lib'}", "-lc10"]  # fmt: skip
+    library = build() / "extensions" / f"guard-{digest(torch.__version__, _own())}.so"
+    return stored(library, partial(_run, command))
 
 
 def _commands(sources: Sources, file: Path, target: Path, capability: int) -> list[list]:
@@ -134,32 +133,26 @@ def _raised(flags: Sequence[str]) -> list[str]:
 
 def _precompiled() -> Path:
     """Return a folder with torch/extension.h, precompiled: most of what compiling a C++ file takes."""
-    folder = build() / "extensions" / f"header-{_digest(torch.__version__)}"
-    header = folder / "torch" / "extension.h.gch"
-    with FileLock(f"{folder}.lock"):
-        if not header.exists():
-            plain = folder / "torch" / "extension.h"  # for files that include it twice
-            plain.parent.mkdir(parents=True, exist_ok=True)
-            plain.write_text("#pragma once\n#include_next <torch/extension.h>\n")
-            system = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
-            folders = [word for path in system for word in ("-isystem", str(path))]
-            _make(["g++", STANDARD, *HOST, *folders, "-x", "c++-header", plain], header)
+    folder = build() / "extensions" / f"header-{digest(torch.__version__)}"
+    plain = folder / "torch" / "extension.h"  # for files that include it twice
+    stored(plain, lambda part: part.write_text("#pragma once\n#include_next <torch/extension.h>\n"))
+    system = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+    folders = [word for path in system for word in ("-isystem", str(path))]
+    stored(plain.with_suffix(".h.gch"), partial(_run, ["g++", STANDARD, *HOST, *folders, "-x", "c++-header", plain]))
     return folder
 
 
 def _runtime() -> Path:
-    target = build() / "extensions" / f"runtime-{_digest(version() + _own())}.o"
-    if not target.exists():
-        _make(["gcc", "-O2", "-fPIC", "-fvisibility=hidden", "-w", "-c", HERE / "runtime.c",
-               f"-I{toolkit() / 'include'}"], target)  # fmt: skip
-    return target
+    command = ["gcc", "-O2", "-fPIC", "-fvisibility=hidden", "-w", "-c", HERE / "runtime.c"]
+    target = build() / "extensions" / f"runtime-{digest(version(), _own())}.o"
+    return stored(target, partial(_run, [*command, f"-I{toolkit() / 'include'}"]))
 
 
 def _link(sources: Sources, objects: Sequence[Path], library: Path) -> None:
     folder = Path(torch.__file__).parent / "lib"
     flags = [flag for flag in sources.link if not re.match(r"-l(cu|nv|torch_cuda|c10_cuda)|-L.*cuda", str(flag))]
     libraries = [f"-L{folder}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
-    _make(["g++", "-shared", *objects, *flags, *libraries], library)
+    written(library, partial(_run, ["g++", "-shared", *objects, *flags, *libraries]))
     wanted = subprocess.run(["nm", "-D", "-u", library], capture_output=True, text=True, check=True).stdout.split()
     absent = [name for name in wanted if NOT_MODELLED.fullmatch(name)]
     if absent:
@@ -171,7 +164,7 @@ def _compile(name: str, commands: list[list], target: Path) -> None:
     """Compile one file by the first of some commands that does, and note what it was made of."""
     for at, command in enumerate(commands):
         try:
-            _make(command, target)
+            written(target, partial(_run, command))
             break
         except RuntimeError as error:
             if at == len(commands) - 1:
@@ -187,34 +180,27 @@ def _current(target: Path) -> bool:
     if not target.exists() or not note.exists():
         return False
     made_of = json.loads(note.read_text()).items()
-    return all(Path(path).exists() and hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
-               for path, digest in made_of)  # fmt: skip
+    return all(Path(path).exists() and hashlib.sha256(Path(path).read_bytes()).hexdigest() == known
+               for path, known in made_of)  # fmt: skip
 
 
-def _make(command: list, target: Path) -> None:
-    """Run a compiler that writes target: whole, or not at all.
+def _run(command: list, target: Path) -> None:
+    """Run a compiler that writes target.
 
     Raises:
         RuntimeError: it fails; with its first errors.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{os.getpid()}.{target.name}")
-    process = subprocess.run([*map(str, command), "-o", str(part)], capture_output=True, text=True)
+    process = subprocess.run([*map(str, command), "-o", str(target)], capture_output=True, text=True)
     if process.returncode:
         words = process.stderr.splitlines()
         lines = [*dict.fromkeys(line for line in words if ERROR.search(line))] or words
         raise RuntimeError("\n".join([f"{Path(command[0]).name} fails:", *lines[:MOST_LINES]]))
-    part.replace(target)
 
 
 def _own() -> str:
     """Hash what this folder adds to an extension."""
     files = sorted(path for path in HERE.rglob("*") if path.suffix in (".c", ".cpp", ".h"))
-    return _digest("".join(path.read_text() for path in files))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest(*(path.read_text() for path in files))
 
 
 def _short(name: str) -> str:

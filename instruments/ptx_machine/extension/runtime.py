@@ -69,7 +69,7 @@ class Image:
     def variable(self, name: str) -> np.ndarray | None:
         """Return the bytes of a variable; None: there is none."""
         if name not in self.variables:
-            users = (e.name for e in parse(self.ptx).entries.values() if any(v.name == name for v in e.variables))
+            users = (e.name for e in parse(self.ptx).values() if any(v.name == name for v in e.variables))
             if (user := next(users, None)) is not None:
                 self.kernel(user)
         return self.variables.get(name)

@@ -23,9 +23,9 @@ FUNCTIONS = "CUDAExtension", "CppExtension"
 ABOVE = 2  # folders above one of sys.path, or a package's, that may hold its setup.py
 
 
-class Finder(MetaPathFinder):
-    """Finds modules that no other finder does in the setup.py beside or above the code that imports them. Where that
-    fails, so does the import: ModuleNotFoundError, with the reason.
+class Finder(MetaPathFinder, Loader):
+    """Finds modules that no other finder does in the setup.py beside or above the code that imports them, and loads
+    them. Where that fails, so does the import: ModuleNotFoundError, with the reason.
 
     Args:
         gpu: what a setup.py is told of the device. load: compiles and imports an extension.
@@ -34,6 +34,7 @@ class Finder(MetaPathFinder):
     def __init__(self, gpu: GPU, load: Callable[[Sources], ModuleType]):
         self.gpu, self.load = gpu, load
         self._built: dict[Path, dict[str, Sources] | str] = {}  # setup.py -> extensions, or why there are none
+        self._found: dict[str, Sources] = {}  # by the module's name
 
     def find_spec(self, fullname, path=None, target=None):
         for folder in dict.fromkeys(Path(each).resolve() for each in path or sys.path):
@@ -42,8 +43,15 @@ class Finder(MetaPathFinder):
                 if isinstance(found, str):
                     raise ModuleNotFoundError(f"No module named {fullname!r}; {found}", name=fullname)
                 if fullname in found:
-                    return spec_from_loader(fullname, _Loaded(self.load, found[fullname]))
+                    self._found[fullname] = found[fullname]
+                    return spec_from_loader(fullname, self)
         return None
+
+    def create_module(self, spec):
+        return self.load(self._found[spec.name])
+
+    def exec_module(self, module):
+        pass
 
     def _of(self, setup):
         if setup not in self._built:
@@ -54,17 +62,6 @@ class Finder(MetaPathFinder):
                 except (Exception, SystemExit) as error:  # it is a stranger's
                     self._built[setup] = f"{setup}, which may build it, fails: {error!r}"
         return self._built[setup]
-
-
-class _Loaded(Loader):
-    def __init__(self, load, sources):
-        self.load, self.sources = load, sources
-
-    def create_module(self, spec):
-        return self.load(self.sources)
-
-    def exec_module(self, module):
-        pass
 
 
 def extensions(setup: Path, gpu: GPU) -> Iterator[Sources]:

@@ -17,7 +17,7 @@ from ptx_machine.native.encode import NOWHERE, ROW, Encoding, Field, Layout
 from ptx_machine.native.instructions import encode
 from ptx_machine.native.loop import advance, turns
 from ptx_machine.operands import Addresses
-from ptx_machine.special_registers import Size, special_registers
+from ptx_machine.special_registers import SPECIAL_REGISTERS, Size, special_registers
 from ptx_machine.syntax import Register
 from ptx_machine.warp import Code
 
@@ -70,10 +70,10 @@ class Native:
             alive = np.arange(WARP * len(data)).reshape(-1, WARP) < threads
             data[:, Field.ALIVE : Field.ALIVE + WARP] = alive
             for index, warp in enumerate(data):
-                known = special_registers(index, size, grid)
-                for name, at in self.layout.special_registers.items():
-                    if name in known:
-                        warp[at : at + 4 * WARP] = np.ascontiguousarray(known[name]).view(np.uint8)
+                for register, bits in special_registers(index, size, grid).items():
+                    if register in self.layout.registers:
+                        at = self.layout.registers[register]
+                        warp[at : at + bits.itemsize * WARP] = np.ascontiguousarray(bits).view(np.uint8)
             if len(self._of_sizes) >= KEPT:
                 self._of_sizes.clear()
             self._of_sizes[size, grid] = data
@@ -164,7 +164,7 @@ class Warps:
         """Be the warps of a block, by its number in the grid, before they begin."""
         self.data[:], self._counts[:] = self._begin, 0
         for axis, at in zip("xyz", number):
-            place = self._native.layout.special_registers.get(f"%ctaid.{axis}")
+            place = self._native.layout.registers.get(SPECIAL_REGISTERS[f"%ctaid.{axis}"])
             if place is not None:
                 self.data[:, place : place + 4 * WARP].view(np.uint32)[:] = at
 

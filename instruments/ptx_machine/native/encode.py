@@ -12,8 +12,7 @@ from ptx_machine.lanes import DTYPES, WARP
 from ptx_machine.native.emitter import Emitter, NotNative, Outcome
 from ptx_machine.native.traced import Traced
 from ptx_machine.operands import Addresses, constant, named, negated
-from ptx_machine.special_registers import SPECIAL_REGISTERS
-from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Special, Symbol
+from ptx_machine.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Symbol
 
 ROW = 64  # bytes that every operand's lanes are aligned to
 
@@ -37,7 +36,6 @@ class Layout:
     size: int = 0
     registers: dict[Register, int] = field(default_factory=dict)
     constants: dict[bytes, int] = field(default_factory=dict)
-    special_registers: dict[str, int] = field(default_factory=dict)
 
     def row(self, size: int) -> int:
         """Reserve `size` bytes, aligned to ROW, and return their place."""
@@ -57,12 +55,6 @@ class Layout:
         if data not in self.constants:
             self.constants[data] = self.row(len(data))
         return self.constants[data]
-
-    def special(self, name: str) -> int:
-        """Return the place of a special register, reserved at the first call."""
-        if name not in self.special_registers:
-            self.special_registers[name] = self.row(4 * WARP)
-        return self.special_registers[name]
 
 
 @dataclass
@@ -105,8 +97,6 @@ class Encoding:
             self.slots.append(self.layout.register(register))
         elif isinstance(register, Immediate):
             self.slots.append(self.layout.constant(constant(register, kind)))
-        elif isinstance(register, Special) and register.name in SPECIAL_REGISTERS and BITS[kind] == 32:
-            self.slots.append(self.layout.special(register.name))
         else:
             raise NotNative
         self.shape.append(f"{'-' if negative else ''}{own_kind}:{kind}")

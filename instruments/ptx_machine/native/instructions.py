@@ -17,6 +17,7 @@ from ptx_machine.native.traced import traced
 from ptx_machine.native.vectors import I32
 from ptx_machine.operands import both, constant, targets, whole
 from ptx_machine.program import approximated, lanewise, operands_of
+from ptx_machine.special_registers import SPECIAL_REGISTERS
 from ptx_machine.syntax import Immediate, Instruction, Operand, Register, Symbol, parts
 from ptx_machine.warp import Code
 
@@ -90,7 +91,8 @@ def _warpgroup(e: Encoding, code: Code, gpu: GPU) -> None:
         raise NotNative
     core = gpu.core(product.kind, product.gives, "wgmma")
     into = np.array([e.layout.register(register) for register in product.into])
-    e.slots += [e.layout.constant(into), e.layout.constant(np.zeros(WARP, np.uint32)), e.layout.special("%warpid")]
+    warp, zeros = e.layout.register(SPECIAL_REGISTERS["%warpid"]), e.layout.constant(np.zeros(WARP, np.uint32))
+    e.slots += [e.layout.constant(into), zeros, warp]
     for register in product.left:
         e.raw(register)
     _, a, b, keeps, *_ = e.instruction.operands

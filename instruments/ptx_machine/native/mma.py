@@ -13,20 +13,15 @@ from llvmlite import ir
 from fa_lib.numerics.formats import EXPONENT_FIELD
 from fa_lib.numerics.sum_loops import NOTHING
 from fa_lib.numerics.tensor_cores import TensorCore
-from ptx_machine.matrix import WHOLE, WIDTHS, Product, left, numbers, right
+from ptx_machine.matrix import RESULTS, WIDTHS, Product, left, numbers, right
 from ptx_machine.native.emitter import Emitter
 from ptx_machine.native.traced import Traced
-from ptx_machine.native.vectors import DOUBLE, FLOAT, HALF, I8, I32, I64, Builder, convert_halves, lanes
+from ptx_machine.native.vectors import DOUBLE, I8, I16, I32, I64, Builder, lanes
+from ptx_machine.syntax import BITS
 
 COLUMNS = 8
 D8, E8 = lanes(DOUBLE, COLUMNS), lanes(I32, COLUMNS)
 BY_TURNS = ir.Constant(lanes(I32, 64), [I32(i // 2 + 32 * (i % 2)) for i in range(64)])  # of two registers
-SIZES = {DOUBLE: 8, I32: 4}  # bytes of an element
-
-
-def element_of(kind: str) -> ir.Type:
-    """Return the type that carries an element of a matrix."""
-    return I32 if kind in WHOLE else DOUBLE
 
 
 def exponents(x: Traced, emin: int) -> Traced:
@@ -52,25 +47,22 @@ def rounded(x: Traced, core: TensorCore) -> Traced:
 
 
 def converted(b: Builder, bits: ir.Value, kind: str) -> ir.Value:
-    """Emit the elements of a matrix, from vectors of their bits: float64, or 32 bits where they are whole."""
-    x = Traced(b, bits, np.dtype(f"u{WIDTHS[kind] // 8}"))
-    if kind in WHOLE:
-        return x.view(f"{'i' if kind == 's8' else 'u'}1").astype(np.int32).value
-    return numbers(x, kind).value
+    """Emit the elements of a matrix, float64, from vectors of their bits."""
+    return numbers(Traced(b, bits, np.dtype(f"u{WIDTHS[kind] // 8}")), kind).value
 
 
 def assembled(
     e: Emitter, registers: Sequence[ir.Value], kind: str, columns: int, places: Callable
 ) -> ir.Value:  # fmt: skip
     """Assemble a factor of so many columns, by rows, from the places of its registers, as `matrix.assembled`."""
-    b, element, per = e.b, element_of(kind), 32 // WIDTHS[kind]
-    size, count = SIZES[element], 32 * per
-    values, matrix = b.room(lanes(element, count)), b.room(element, count * len(registers))
+    b, per = e.b, 32 // WIDTHS[kind]
+    count = 32 * per
+    values, matrix = b.room(lanes(DOUBLE, count)), b.room(DOUBLE, count * len(registers))
     for r, register in enumerate(registers):
         b.put(converted(b, b.get(register, lanes(ir.IntType(WIDTHS[kind]), count), 16), kind), values)
         rows, across = places(r, per)  # (32, elements of a lane)
         for i, at in enumerate((columns * rows + across).reshape(-1).tolist()):
-            b.put(b.get(b.at(values, size * i), element), b.at(matrix, size * at))
+            b.put(b.get(b.at(values, 8 * i), DOUBLE), b.at(matrix, 8 * at))
     return matrix
 
 
@@ -100,52 +92,35 @@ def multiply(e: Emitter, product: Product) -> None:
     """Emit mma.sync. Its slots are of the registers of the result, of A, of B and of C."""
     sums, k = product.registers[0], product.shape[2]
     results, before = ([e.place(first + i) for i in range(sums)] for first in (0, sum(product.registers[:3])))
-    A, B = factors(e, product)
-    if product.whole:
-        return _whole(e, product, A, B, results, before)
-    places = Places.of(e.b, k, A, B)
+    places = Places.of(e.b, k, *factors(e, product))
     read_sums(e.b, before, product.gives, places.C)
-    add_product(e, product.core, k, places)
+    if product.whole:
+        _add_whole(e.b, k, places, product.saturated)
+    else:
+        add_product(e, product.core, k, places)
     write_sums(e.b, results, product.gives, places.D)
-
-
-def _whole(e: Emitter, product: Product, A: ir.Value, B: ir.Value, results: list, before: list) -> None:
-    """Emit sums in 32 bits, which 32 products of 8 bits each do not fill."""
-    b, row_of, k = e.b, lanes(I32, COLUMNS), product.shape[2]
-    C = b.room(lanes(I32, 64), 2)
-    for half in range(2):
-        b.put(two_registers(b, before[2 * half : 2 * half + 2]), b.at(C, 256 * half))
-    with b.counted(16) as i:
-        row, c_row = b.at(A, b.mul(i, I64(4 * k))), b.at(C, b.mul(i, I64(32)))
-        total = b.all(0, row_of)
-        for j in range(k):
-            a = b.splat(b.get(b.at(row, 4 * j), I32), COLUMNS)
-            total = b.add(total, b.mul(a, b.get(b.at(B, 32 * j), row_of)))
-        c = b.get(c_row, row_of)
-        b.put(b.intrinsic("sadd.sat", [c, total]) if product.saturated else b.add(c, total), c_row)
-    for half in range(2):
-        to_two_registers(b, results[2 * half : 2 * half + 2], b.get(b.at(C, 256 * half), lanes(I32, 64)))
 
 
 def read_sums(b: Builder, registers: Sequence[ir.Value], kind: str, C: ir.Value) -> None:
     """Read a matrix (16, 8) from the places of its registers to C, float64."""
     for half in range(2):
         if kind == "f16":
-            convert_halves()
-            values = b.bitcast(b.get(registers[half], lanes(I32), 16), lanes(HALF, 64))
+            bits = b.bitcast(b.get(registers[half], lanes(I32), 16), lanes(I16, 64))
         else:
-            values = b.bitcast(two_registers(b, registers[2 * half : 2 * half + 2]), lanes(FLOAT, 64))
-        b.put(b.fpext(values, lanes(DOUBLE, 64)), b.at(C, 8 * 64 * half))
+            bits = two_registers(b, registers[2 * half : 2 * half + 2])
+        x = Traced(b, bits, np.dtype(f"i{BITS[kind] // 8}")).view(RESULTS[kind])
+        b.put(x.astype(np.float64).value, b.at(C, 8 * 64 * half))
 
 
 def write_sums(b: Builder, registers: Sequence[ir.Value], kind: str, D: ir.Value) -> None:
     """Write D to the places of its registers, the reverse of `read_sums`."""
     for half in range(2):
-        values = b.fptrunc(b.get(b.at(D, 8 * 64 * half), lanes(DOUBLE, 64)), lanes(FLOAT, 64))
+        x = Traced(b, b.get(b.at(D, 8 * 64 * half), lanes(DOUBLE, 64)), np.dtype(np.float64))
+        x = x.astype(np.int64 if kind == "s32" else np.float32).astype(RESULTS[kind])
         if kind == "f16":
-            b.put(b.bitcast(b.fptrunc(values, lanes(HALF, 64)), lanes(I32)), registers[half], 16)
+            b.put(b.bitcast(x.value, lanes(I32)), registers[half], 16)
         else:
-            to_two_registers(b, registers[2 * half : 2 * half + 2], b.bitcast(values, lanes(I32, 64)))
+            to_two_registers(b, registers[2 * half : 2 * half + 2], x.view(np.int32).value)
 
 
 class Places(NamedTuple):
@@ -170,6 +145,16 @@ class Places(NamedTuple):
         """Make room beside the factors A (16, k) and B (k, 8)."""
         C, D, unfit = (b.room(kind, 16 * COLUMNS) for kind in (DOUBLE, DOUBLE, I8))
         return cls(A, B, b.room(I32, COLUMNS * k), C, D, unfit, b.room(I8))
+
+
+def _add_whole(b: Builder, k: int, places: Places, saturated: bool) -> None:
+    """Emit D = C + A B of whole numbers, exact in float64."""
+    with b.counted(16) as i:
+        row, line = b.at(places.A, b.mul(i, I64(8 * k))), b.mul(i, I64(64))
+        d = _eight(b, b.get(b.at(places.C, line), D8))
+        for j in range(k):
+            d = d + _eight(b, b.get(b.at(row, 8 * j), DOUBLE)) * _eight(b, b.get(b.at(places.B, 64 * j), D8))
+        b.put((np.clip(d, -(1 << 31), (1 << 31) - 1) if saturated else d).value, b.at(places.D, line))
 
 
 def add_product(e: Emitter, core: TensorCore, k: int, places: Places) -> None:

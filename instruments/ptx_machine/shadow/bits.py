@@ -51,11 +51,11 @@ def _by_power(instruction: Instruction) -> Begin:
                 break
         else:
             return None
-        before = values.numbers(warp, operand, "word", "f32")
+        before = values.numbers(warp.read(operand, "f32"), "f32")
 
         def end():
             with np.errstate(all="ignore"):
-                times = values.numbers(warp, into, "word", "f32") / before
+                times = values.numbers(warp.read(into, "f32"), "f32") / before
                 powers = np.frexp(times)[0] == 0.5
             values.put(warp, into, "word", np.where(powers, shadows * times, np.nan), mask)
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from fa_lib.numerics.formats import Format, round_to
-from ptx_machine.syntax import Instruction
 
 
 class Line(NamedTuple):
@@ -26,11 +25,6 @@ class Line(NamedTuple):
 
 
 FIRST = 2  # of the variants that are asked for
-
-
-def line_of(instruction: Instruction) -> Line:
-    """Return the line of an instruction; frames in libraries are left out, unless there are no others."""
-    return Line(instruction.frames)
 
 
 @dataclass
@@ -72,14 +66,7 @@ class Policy:
         self.variants = FIRST + len(exact) + len(formats)
         self.tallies: dict[Line, Tally] = {}
         self.lost: dict[Line, dict[str, int]] = {}
-        self._exact: dict[Line, list[int]] = {}
-        self._formats: dict[Line, list[tuple[int, Format | None]]] = {}
-        for number, lines in enumerate(exact, FIRST):
-            for line in lines:
-                self._exact.setdefault(line, []).append(number)
-        for number, changed in enumerate(formats, FIRST + len(exact)):
-            for line, fmt in changed.items():
-                self._formats.setdefault(line, []).append((number, fmt))
+        self._exact, self._formats = [*enumerate(exact, FIRST)], [*enumerate(formats, FIRST + len(exact))]
         self._weights: dict[Line, np.ndarray] = {}
 
     def result(
@@ -106,14 +93,15 @@ class Policy:
             return None
         if line not in self._weights:
             weights = np.ones(self.variants)
-            weights[[0, *self._exact.get(line, ())]] = 0.0
+            weights[[0, *(number for number, lines in self._exact if line in lines)]] = 0.0
             self._weights[line] = weights
         weights = self._weights[line].reshape(-1, *(1,) * error.ndim)
         with np.errstate(all="ignore"):
             values = shadows + weights * error
-            for number, fmt in self._formats.get(line, ()):
-                exact = np.ascontiguousarray(shadows[number if len(shadows) > 1 else 0])
-                values[number] = exact if fmt is None else round_to(torch.from_numpy(exact), fmt).numpy()
+            for number, changed in self._formats:
+                if line in changed:
+                    exact, fmt = np.ascontiguousarray(shadows[number if len(shadows) > 1 else 0]), changed[line]
+                    values[number] = exact if fmt is None else round_to(torch.from_numpy(exact), fmt).numpy()
         return np.where(np.isfinite(actual), values, np.nan)
 
     def _count(self, line: Line, what: str, computed: np.ndarray, error: np.ndarray, mask: np.ndarray) -> None:

@@ -12,8 +12,8 @@ from ptx_machine.memory import SHARED, gather
 from ptx_machine.moves import space_of
 from ptx_machine.operands import Addresses, address, parts, targets
 from ptx_machine.shadow import values
-from ptx_machine.shadow.policy import Policy, line_of
-from ptx_machine.shadow.rules import operand_of
+from ptx_machine.shadow.policy import Line, Policy
+from ptx_machine.shadow.rules import KINDS, operand_of
 from ptx_machine.shadow.transfers import places
 from ptx_machine.shadow.values import Memories
 from ptx_machine.shared_matrices import read
@@ -77,7 +77,8 @@ def multiply_shared(instruction: Instruction, names: Addresses, policy: Policy, 
 def _product(instruction: Instruction, policy: Policy, what: str, gives: str, operands: Callable) -> Callable:
     """Make the rule of a product: the product of the shadows, and the error of the GPU's sum. operands: a function of a
     warp that gives A, B and C, each as of `_in_registers`."""
-    line, held = line_of(instruction), "pair" if gives == "f16" else "word"
+    line, kind = Line(instruction.frames), IN_REGISTERS[gives]
+    held = KINDS[kind]
     into = targets(instruction.operands[0], instruction)
     given = [(register, cells) for register, cells in zip(into, _cells(gives, len(into))) if register is not None]
     rows, columns = (np.stack([cells[i].T for _, cells in given]) for i in (0, 1))  # (registers, 1 or parts, 32)
@@ -88,7 +89,7 @@ def _product(instruction: Instruction, policy: Policy, what: str, gives: str, op
             exact, shadows = C + A @ B, shadow_C + shadow_A @ shadow_B  # (m, n), (variants or 1, m, n)
 
         def end():
-            actual = np.stack([values.numbers(warp, register, held, gives) for register, _ in given])
+            actual = np.stack([values.numbers(warp.read(register, kind), kind) for register, _ in given])
             result = policy.result(line, what, actual, exact[rows, columns], shadows[:, rows, columns], mask)
             if result is not None:
                 for i, (register, _) in enumerate(given):
@@ -131,7 +132,7 @@ def add_to_memory(instruction: Instruction, names: Addresses, policy: Policy, me
         return None
     place, operand = instruction.operands[-2:]
     at, reads = address(place, instruction, names), [operand_of(x, "f32", instruction, names) for x in parts(operand)]
-    space, line = space_of(instruction), line_of(instruction)
+    space, line = space_of(instruction), Line(instruction.frames)
 
     def begin(warp, mask):
         starts, each = at(warp), []

@@ -9,13 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ptx_machine.float64_carrier import PAIRS
-from ptx_machine.floats import EXACTLY, halves
+from ptx_machine.floats import EXACTLY
 from ptx_machine.lanes import refuse
-from ptx_machine.matrix import numbers
 from ptx_machine.operands import Addresses, source, targets
 from ptx_machine.shadow import values
-from ptx_machine.shadow.policy import Policy, line_of
+from ptx_machine.shadow.policy import Line, Policy
 from ptx_machine.syntax import Immediate, Instruction, Negated, Operand, Register, Vector
 
 Begin: TypeAlias = Callable  # of (warp, mask); it returns a function without arguments, or None
@@ -38,12 +36,12 @@ ARITHMETIC = {  # without rounding, on float64
 def operand_of(operand: Operand, kind: str, instruction: Instruction, names: Addresses):
     """Return the function of a warp that gives an operand of a float type: float64 (parts, 32), and its shadows
     (variants, parts, 32), or the operand itself as (1, parts, 32) where it has none."""
-    read, single = source(operand, kind, instruction, names), PAIRS.get(kind, kind)
+    read = source(operand, kind, instruction, names)
     register = operand.register if isinstance(operand, Negated) else operand
     sign = -1.0 if isinstance(operand, Negated) else 1.0
 
     def of(warp):
-        actual = np.stack([numbers(np.array(half), single) for half in halves(read(warp), kind)])
+        actual = values.numbers(read(warp), kind)
         shadows = values.of(warp, register, KINDS.get(kind, "word")) if isinstance(register, Register) else None
         return actual, actual[None] if shadows is None else np.where(np.isnan(shadows), actual, sign * shadows)
 
@@ -81,7 +79,7 @@ def arithmetic(instruction: Instruction, names: Addresses, policy: Policy) -> Be
 def computed(instruction: Instruction, operands: list, run: Callable, kind: str, policy: Policy) -> Begin:
     """Make the rule of a result of a type: `run` of the operands (each of `operand_of`), and an error of its line."""
     into = result_of(instruction)
-    line, what, single = line_of(instruction), f"{instruction.name}.{kind}", PAIRS.get(kind, kind)
+    line, what = Line(instruction.frames), f"{instruction.name}.{kind}"
 
     def begin(warp, mask):
         read = [operand(warp) for operand in operands]
@@ -89,7 +87,7 @@ def computed(instruction: Instruction, operands: list, run: Callable, kind: str,
             exact, shadows = (run(*(each[i] for each in read)) for i in (0, 1))
 
         def end():
-            actual = values.numbers(warp, into, KINDS[kind], single)
+            actual = values.numbers(warp.read(into, kind), kind)
             result = policy.result(line, what, actual, exact, shadows, mask)
             if result is not None:
                 values.put(warp, into, KINDS[kind], result, mask)
@@ -220,7 +218,7 @@ def selection(instruction: Instruction, names: Addresses, policy: Policy) -> Beg
 
 def loses(instruction: Instruction, policy: Policy) -> Begin | None:
     """Make the rule of an instruction without one of its own: it notes that shadows end there."""
-    line = line_of(instruction)
+    line = Line(instruction.frames)
     registers = [operand for operand in instruction.operands[1:] if isinstance(operand, Register)]
     if not registers or instruction.name in ("setp", "bra"):
         return None

@@ -79,12 +79,8 @@ def store(instruction: Instruction, names: Addresses, policy: Policy, memories: 
     def begin(warp, mask):
         starts, count = at(warp), len(registers)
         for i, register in enumerate(registers):
-            if not isinstance(register, Register):
-                continue
-            for kind in KINDS[width]:
-                shadows = values.of(warp, register, kind)
-                if shadows is None:
-                    continue
+            if (found := found_in(register, *KINDS[width])(warp)) is not None:
+                kind, shadows = found
                 for memory, first, lanes in places(warp, memories, space, starts, size * count, mask):
                     begins = first[lanes] + np.uint64(size * i)
                     memory.put(begins, kind, warp.bits(register)[lanes], shadows[..., lanes])
@@ -148,17 +144,15 @@ def matrices(instruction: Instruction, names: Addresses, policy: Policy, memorie
         if loads:
             return end
         for i, register in enumerate(items):
-            for kind in ("pair",) if "trans" in words else ("pair", "word"):
-                shadows = values.of(warp, register, kind) if isinstance(register, Register) else None
-                if shadows is None:
-                    continue
-                bits, places_of = warp.bits(register), of_lane(i)
-                if "trans" not in words:
-                    memory.put(places_of[0], kind, bits, shadows)
-                    continue
-                for part, first in enumerate(places_of):
-                    half = (bits >> np.uint32(16 * part) & np.uint32(0xFFFF)).astype(np.uint16)
-                    memory.put(first, "half", half, shadows[:, part : part + 1])
+            if (found := found_in(register, *("pair", "word")[: 1 if "trans" in words else 2])(warp)) is None:
+                continue
+            (kind, shadows), bits, places_of = found, warp.bits(register), of_lane(i)
+            if "trans" not in words:
+                memory.put(places_of[0], kind, bits, shadows)
+                continue
+            for part, first in enumerate(places_of):
+                half = (bits >> np.uint32(16 * part) & np.uint32(0xFFFF)).astype(np.uint16)
+                memory.put(first, "half", half, shadows[:, part : part + 1])
         return None
 
     return begin
@@ -166,9 +160,9 @@ def matrices(instruction: Instruction, names: Addresses, policy: Policy, memorie
 
 def shuffle(instruction: Instruction, names: Addresses, policy: Policy, memories: Memories) -> Callable | None:
     """Make the rule of shfl: the shadows of another lane."""
-    of, (into, register) = partners(instruction), instruction.operands[:2]
+    of, register = partners(instruction), instruction.operands[1]
+    into, *_ = parts(instruction.operands[0])
     by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[2:4])
-    into = getattr(into, "first", into)
     if not isinstance(register, Register) or not isinstance(into, Register):
         return None
     look = found_in(register, *values.PARTS)

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ptx_machine.float64_carrier import carried
+from ptx_machine import matrix
+from ptx_machine.float64_carrier import PAIRS
+from ptx_machine.floats import halves
 from ptx_machine.lanes import Lanes
 from ptx_machine.syntax import Register
 from ptx_machine.warp import Warp
@@ -54,15 +56,9 @@ def of(warp: Warp, register: Register, kind: str) -> np.ndarray | None:
     return shadow.values if same.all() else np.where(same, shadow.values, np.nan)
 
 
-def numbers(warp: Warp, register: Register, kind: str, type_name: str) -> np.ndarray:
-    """Return a register's numbers, as a float type of PTX, float64 (parts, 32)."""
-    bits = warp.bits(register)
-    if kind == "pair":
-        halves = [(bits >> np.uint32(shift) & np.uint32(0xFFFF)).astype(np.uint16) for shift in (0, 16)]
-    else:
-        halves = [bits.astype(np.uint16) if kind == "half" else bits]
-    dtype = {"f16": np.float16, "f32": np.float32, "bf16": np.uint16}[type_name]
-    return np.stack([carried(half.view(dtype), type_name) for half in halves])
+def numbers(lanes: Lanes, kind: str) -> np.ndarray:
+    """Return the numbers of lanes (32,) of a float type of PTX, float64 (parts, 32)."""
+    return np.stack([matrix.numbers(np.array(half), PAIRS.get(kind, kind)) for half in halves(lanes, kind)])
 
 
 @dataclass
