@@ -194,6 +194,13 @@ def in_parts():
     further = torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1).to(q.dtype)
     said = "with q turned by RoPE 37 positions too far (base 10,000, features i and i + d/2 together)"
     yield "RoPE's positions", attention((further, k, v), causal=True), dict(causal=True), said
+    rows = torch.arange(256)[:, None]
+    image = (DISTANCE >= 0) | (rows >= 30) & (rows < 150) & (keys >= 30) & (keys < 150)  # which all sees itself
+    said = "row 149 should see keys 86 to 149, and sees 30 to 149"
+    window = attention((q, k, v), mask=image & ((DISTANCE <= 63) | (rows < 150) & (keys >= 30)))
+    yield "a block that the window does not limit", window, dict(causal=True, window=(63, 0)), said
+    lost = attention((q, k, v), mask=(DISTANCE >= 0) & ~((rows >= 100) & (keys >= 91) & (keys < 96)))
+    yield "some keys", lost, dict(causal=True), "Entry 2, row 255 should see keys 0 to 255, and sees all but 91 to 95."
 
 
 def test_keys_of_another_entry_or_head_are_named():

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from attention_check.conventions.conventions import what
+from attention_check.conventions.reading import spread
 from attention_check.conventions.search import NEAR
+from attention_check.conventions.seen_keys import Sees
 from attention_check.conventions.solved_weights import LEAST_DROPOUT, Rule
 from attention_check.explain.arithmetic import ALL_OF_IT, SMOOTH
 from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, runs
@@ -224,6 +226,7 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
     "elsewhere": "{name} is {what}, but its rows are in wrong places, in {where}.\n{elsewhere}.",
     "zero": "{name} is {what}, but 0 in {where}{sees}.",
     "moved": "{name} is {what}, but {moved}. With them all that was looked at is right to rounding.",
+    "seen": "{name} is {what}, but of other keys than its rows should see{places}.",
     "inside": "{name} is {what}, but wrong in {where}.",
     "tiles": "{name} is {what}, but {rule}.",
     "where": "{name} is {what}, but wrong in {where}.\n"
@@ -244,8 +247,9 @@ def _bug(found, name):
         inputs=f" of q, k and v read as {found.bits}" * found.bits_of_all,
         sees=", which see keys" * (found.zero in ("rows", "underflow")), elsewhere=_elsewhere(found),
         they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
+        places=f", in {_where(where)}" if where and where.is_known else "",
     )  # fmt: skip
-    more = dict(zero=_zero, inside=_inside, tiles=_tiles, nan_rows=_overflow, where=_in_places)
+    more = dict(zero=_zero, seen=_seen, inside=_inside, tiles=_tiles, nan_rows=_overflow, where=_in_places)
     yield from (*said.splitlines(), *(more[kind](found) if kind in more else ()))
 
 
@@ -324,6 +328,20 @@ def _moved(pages):
         own, other = ("the values of ", "those of ") if each.values else ("", "")
         said.append(f"in place of {own}{of[0]} it reads {other}{of[1]}")
     return "; ".join(said)
+
+
+SEES = {Sees.ALONE: "{keys}", Sees.MISSED: "all but {keys}", Sees.ADDED: "{keys}, too"}  # what a row sees
+
+
+def _seen(found):
+    """The keys of some rows."""
+    several = found.where is not None and found.where.of[0] > 1
+    for i in spread(len(found.seen), SHOWN).tolist():
+        each = found.seen[i]
+        keys, due = (f"{at} to {end - 1}" if end > at else "none" for at, end in (each.keys, each.due))
+        due = f"{each.count} of keys {due}" if 0 < each.count < each.due[1] - each.due[0] else f"keys {due}"
+        row, sees = f"{f'Entry {each.entry}, row' if several else 'Row'} {each.row}", SEES[each.sees].format(keys=keys)
+        yield f"{row} should see {due.removeprefix('keys ' * (each.count == 0))}, and sees {sees}."
 
 
 def _tiles(found):

@@ -18,6 +18,7 @@ from attention_check.conventions.low_bits import OF_P, on_grid
 from attention_check.conventions.other_keys import moved_keys
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, in_four_dimensions, spread
 from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, search
+from attention_check.conventions.seen_keys import seen_keys
 from attention_check.conventions.solved_weights import LEAST_DROPOUT, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
@@ -40,6 +41,7 @@ ELSEWHERE, IN_MOST = 2**15, 0.95  # rows, among which one is looked for; and of 
 AT_LARGEST = 0.03  # of the largest number, that rows which overflow and others may be beside it
 VANISHES = math.log(2.0**-149)  # an exponent, below which the exponential is 0 in FP32
 FEWEST, MOST = 16, 2  # values of a part, at least; and what it changes, at most: a few values are near anything
+SEEN, ROOM = (4, 4, 24), 2**18  # entries, heads and rows whose keys are sought, at most; and of their scores
 WRONG = 8.0  # times the root mean square error of right rows, at least, has a wrong row; and twice what is rounding
 
 
@@ -320,6 +322,17 @@ def in_coarser_arithmetic(case: Case, believed: Distance | None) -> Explanation 
     return case.confirmed(numbers, verdict, found)
 
 
+def rows_of_other_keys(case: Case, believed: Distance) -> Explanation | None:
+    """Right in all rows, of other ranges of keys than these rows should see."""
+    found, (entries, heads, rows) = believed.scan, SEEN
+    wrong = found.residual_by_row > UNLIKE * believed.rounding
+    at = [wrong.any(others).nonzero().flatten() for others in ((1, 2), (0, 2), (0, 1))]
+    most = entries, heads, max(min(rows, ROOM // (entries * heads * case.call.k.shape[2])), 4)
+    places: Any = [of[each[spread(len(each), count)]] for of, each, count in zip(found.places, at, most)]
+    seen = seen_keys(case.call, tuple(places)) if wrong.any() else ()
+    return case.explained(believed, of_all=True, seen=seen, where=_located(wrong, believed)) if seen else None
+
+
 def wrong_in_a_part(case: Case, believed: Distance) -> Explanation | None:
     """Right in some entries and heads, or else rows, and wrong in others, of which one is known by itself."""
     residuals = believed.scan.residual_by_row
@@ -345,7 +358,15 @@ def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | N
         inner = _of_part(call, torch.tensor([entry]), of, rows)
         if inner is None or "alibi" in inner.dialect or inner.tiles and not of_heads or len(inner.dialect) > MOST:
             continue
-        if inner.moved or inner.tiles or inner.dropout or inner.dialect and inner.where is None:
+        if (
+            inner.moved
+            or inner.tiles
+            or inner.dropout
+            or inner.dialect
+            and inner.where is None
+            or inner.seen
+            and of_heads
+        ):
             return case.explained(numbers, of_all=True, where=where, inside=(entry, tuple(of.tolist()), inner))
     return None
 
@@ -371,8 +392,8 @@ def wrong_in_each_head(case: Case, believed: Distance) -> Explanation | None:
     if call.q.shape[1] == 1 or believed.scan.residual_by_row.shape[:2] != call.q.shape[:2]:
         return None
     inner = _of_part(call, first, first, believed.scan.places[2])
-    named = inner and (inner.dialect or inner.moved) and inner.where is None and len(inner.dialect) <= MOST
-    if not named:
+    named = inner and (inner.dialect or inner.moved or inner.seen) and inner.where is None
+    if not named or len(inner.dialect) > MOST:
         return None
     where = WrongRegions(1.0, (), (), (), (), (*believed.rows.shape[:3], call.v.shape[-1]))
     return case.explained(believed, of_all=True, inside=(0, (0,), inner), where=where)
@@ -431,7 +452,8 @@ CANDIDATES = (
     Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(features_of_zero), Candidate(rows_elsewhere),
     Candidate(wrong_in_a_part),
     Candidate(of_other_weights, of_parts=True, in_any_shape=True), Candidate(wrong_in_each_head),
-    Candidate(wrong_in_features), Candidate(wrong_in_places, in_any_shape=True),
+    Candidate(rows_of_other_keys, of_parts=True), Candidate(wrong_in_features),
+    Candidate(wrong_in_places, in_any_shape=True),
 )  # fmt: skip
 
 

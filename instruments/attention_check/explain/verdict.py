@@ -13,6 +13,7 @@ from torch import Tensor
 from attention_check.conventions.conventions import BY_CHOICE, Convention
 from attention_check.conventions.other_keys import Page
 from attention_check.conventions.search import NEAR
+from attention_check.conventions.seen_keys import SeenKeys
 from attention_check.conventions.solved_weights import WrongTiles
 from attention_check.measure.mistakes import Cause
 
@@ -121,7 +122,8 @@ class Explanation:
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
         tiles: the weights of tiles of keys, where these alone are wrong; else None.
-        moved: keys in whose place others were read, or the values of others. inside: entry and heads of a wrong part,
+        moved: keys in whose place others were read, or the values of others. seen: rows that see another range of keys
+            than they should, of those that were looked at. inside: entry and heads of a wrong part,
             and what it is by itself.
         elsewhere: rows, and the places whose right rows they are: (entry, head, row) each.
         zero: "rows", "features": those in `where` are 0, the others are as `dialect` says; "underflow": rows, and the
@@ -153,6 +155,7 @@ class Explanation:
     constant: float | None = None
     tiles: WrongTiles | None = None
     moved: tuple[Page, ...] = ()
+    seen: tuple[SeenKeys, ...] = ()
     inside: "tuple[int, tuple[int, ...], Explanation] | None" = None
     elsewhere: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     zero: str = ""
@@ -199,7 +202,7 @@ class Explanation:
     def has_cause(self) -> bool:
         """Whether it is known what the output is: right, or which other function or arithmetic."""
         dialect = self.dialect and self.residual <= NEAR and self.where is None
-        places = (self.nan_rows, self.hidden_nan, self.zero, self.moved, self.inside, self.elsewhere)
+        places = (self.nan_rows, self.hidden_nan, self.zero, self.moved, self.seen, self.inside, self.elsewhere)
         named = (dialect, self.arithmetic, self.dropout, self.bits, self.tiles, *places)
         return self.verdict == Verdict.ROUNDING or any(map(bool, named)) or self.constant is not None
 
