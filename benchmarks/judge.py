@@ -1,18 +1,16 @@
-"""How good is our judge of attention kernels? It judges mutants and right kernels of two sets, and so do two others:
+"""How good is our judge of attention kernels? It judges mutants and right kernels, and so do two others:
 `make mutants` writes the score into docs/reference/mutants.md and each kernel's line into data/mutants.csv,
 `make mutants-quick` prints those of one seed."""
 
 import argparse
 import os
 import sys
-from dataclasses import dataclass
 
 import pandas as pd
 
 from attention_check.judge.findings import Verdict
-from benchmarks import mutants, second_mutants
 from benchmarks.judged import judged
-from benchmarks.mutants import Mutant
+from benchmarks.mutants import CONTROLS, MUTANTS
 from benchmarks.other_judges import JUDGES
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT, build
@@ -21,27 +19,9 @@ from fa_lib.execution.sweep import sweep
 
 PAGE, KERNELS = ROOT / "docs" / "reference" / "mutants.md", ROOT / "data" / "mutants.csv"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
-SKELETON = next(each.name for each in mutants.CONTROLS if each.key == "fa2")
+SKELETON = next(each.name for each in CONTROLS if each.key == "fa2")
 SEEDS = 6
-FIRST_LOOK = ROOT / "benchmarks" / "second_mutants" / "first_look.csv"
-
-
-@dataclass(frozen=True)
-class Set:
-    """Mutants and right kernels of one author."""
-
-    name: str
-    mutants: tuple[Mutant, ...]
-    controls: tuple[Mutant, ...]
-
-    @property
-    def every(self) -> tuple[Mutant, ...]:
-        return (*self.controls, *self.mutants)
-
-
-FIRST = Set("the first set", mutants.MUTANTS, mutants.CONTROLS)
-SECOND = Set("the second set", second_mutants.MUTANTS, second_mutants.CONTROLS)
-EVERY = (*FIRST.every, *SECOND.every)
+EVERY = (*CONTROLS, *MUTANTS)
 
 
 def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
@@ -81,15 +61,13 @@ def table(head, lines) -> str:
 def by_kernel(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each kernel: at how many seeds it fails by each judge, and by what ours does."""
     lines = []
-    for of in (FIRST, SECOND):
-        for each in _judged(rows, of.every):
-            own = rows[rows.kernel == each.name]
-            count, kind = alarms(own), "right kernel" if each in of.controls else "mutant"
-            told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
-            ours = dict(ours=count["ours"], by=", ".join(named(own.fails)), reported=told)
-            others = {judge: count.get(judge, "") for judge in JUDGES} | dict(needs=each.needs)
-            about = dict(set=of.name, kind=kind, kernel=each.key, defect=each.defect, source=each.source)
-            lines.append(about | ours | others)
+    for each in _judged(rows, EVERY):
+        own = rows[rows.kernel == each.name]
+        count, kind = alarms(own), "right kernel" if each in CONTROLS else "mutant"
+        told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
+        ours = dict(ours=count["ours"], by=", ".join(named(own.fails)), reported=told)
+        others = {judge: count.get(judge, "") for judge in JUDGES} | dict(needs=each.needs)
+        lines.append(dict(kind=kind, kernel=each.key, defect=each.defect, source=each.source) | ours | others)
     return pd.DataFrame(lines)
 
 
@@ -104,9 +82,8 @@ def named(findings) -> list[str]:
     return list(pd.Series(every, dtype=object).value_counts().index)
 
 
-def totals(rows: pd.DataFrame, of: Set) -> str:
-    """A line for each judge: how many mutants of a set it fails at every seed, at some, at none; how many right
-    kernels."""
+def totals(rows: pd.DataFrame) -> str:
+    """A line for each judge: how many mutants it fails at every seed, at some, at none; how many right kernels."""
     seeds, lines = rows.seed.nunique(), []
     labels = dict(ours="ours", told="ours, with what it only reports", assert_close="`assert_close`",
                   rule_of_two="rule of two")  # fmt: skip
@@ -114,7 +91,7 @@ def totals(rows: pd.DataFrame, of: Set) -> str:
         if judge in JUDGES and judge not in rows:
             continue
         fails = {name: alarms(own)[judge] for name, own in rows.groupby("kernel")}
-        wrong, right = ([fails[each.name] for each in _judged(rows, kernels)] for kernels in (of.mutants, of.controls))
+        wrong, right = ([fails[each.name] for each in _judged(rows, kernels)] for kernels in (MUTANTS, CONTROLS))
         every, none = wrong.count(seeds), wrong.count(0)
         false = [f"{sum(right)} of {len(right) * seeds}", f"{sum(map(bool, right))} of {len(right)}"]
         lines.append([label, f"{every} of {len(wrong)}", len(wrong) - every - none, none, *false])
@@ -128,28 +105,12 @@ def missed(rows: pd.DataFrame) -> list[str]:
     seeds, found = rows.seed.nunique(), []
     for each in _judged(rows, EVERY):
         count = alarms(rows[rows.kernel == each.name])
-        right = each in FIRST.controls or each in SECOND.controls
+        right = each in CONTROLS
         if not right and not each.unseen and count["told"] < seeds:
             found.append(f"{each.key}: not seen at {seeds - count['told']} of {seeds} seeds")
         if right and count["ours"]:
             found.append(f"{each.key}: right, and failed at {count['ours']} of {seeds} seeds")
     return found
-
-
-def document(rows: pd.DataFrame) -> str:
-    """What the page has between its marks."""
-    parts = [f"Draws of inputs: {rows.seed.nunique()}."]
-    for of in (FIRST, SECOND):
-        parts += [f"## Score on {of.name}", totals(rows, of)]
-    parts += ["## The second set at first sight", totals(first_look(), SECOND)]
-    return "\n\n".join(parts)
-
-
-def first_look() -> pd.DataFrame:
-    """What judges said of the second set before ours was changed for it: rows as of `score`."""
-    rows = pd.read_csv(FIRST_LOOK, keep_default_na=False)
-    names = {each.key: each.name for each in SECOND.every}
-    return rows.assign(kernel=rows.kernel.map(names), tells=rows.tells.str.split())
 
 
 def main():
@@ -166,8 +127,9 @@ def main():
         with replacing(KERNELS) as path:
             by_kernel(rows).to_csv(path, index=False)
         with replacing(PAGE) as path:
-            path.write_text(renewed(PAGE.read_text(), *MARKS, document(rows), PAGE.name))
-    print("", *(totals(rows, of) for of in (FIRST, SECOND)), "", *bad, sep="\n")
+            found = f"Draws of inputs: {rows.seed.nunique()}.\n\n{totals(rows)}"
+            path.write_text(renewed(PAGE.read_text(), *MARKS, found, PAGE.name))
+    print("", totals(rows), "", *bad, sep="\n")
     sys.exit(bool(bad))
 
 

@@ -14,7 +14,6 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from attention_check.judge.findings import Verdict
-from benchmarks import gpu_mutations
 from benchmarks.pretrained import DRAWN
 from fa_lib import FP32, Precision, Tiling, deviation
 from fa_lib.execution import ledger
@@ -198,16 +197,27 @@ def of_the_judge_at_first_sight():
     return [f"{k} of {n}", *share, f"{high.sum()}", f"{(failed & high).sum()}"]
 
 
+def score(rows):
+    """Of changes of GPU kernels, by kind and of all: how many severe ones were judged, how many of them failed, and the
+    95 % interval of the share."""
+    severe, found = rows[(rows.effect.astype(float) > 10) & (rows.verdict != "")], []
+    for kind, own in [*severe.groupby("kind"), ("all", severe)]:
+        failed = int((own.verdict == Verdict.FAILS).sum())
+        low, high = binomtest(failed, len(own)).proportion_ci(method="wilson")
+        found.append(dict(kind=kind, severe=len(own), failed=failed, low=low, high=high))
+    return pd.DataFrame(found)
+
+
 @number
 def of_the_gpu_changes():
-    rows = pd.read_csv(gpu_mutations.TABLE, keep_default_na=False)
+    rows = pd.read_csv(ROOT / "benchmarks" / "mutations" / "gpu.csv", keep_default_na=False)
     launched = rows[rows.launched != "0"]
-    (every, ran), now = (gpu_mutations.score(each) for each in (rows, launched)), (rows.now == Verdict.FAILS).sum()
+    (every, ran), now = (score(each) for each in (rows, launched)), (rows.now == Verdict.FAILS).sum()
     counts = [(each.failed, each.severe, each.low, each.high) for each in (every.iloc[-1], ran.iloc[-1])]
     (k, n, *_), (seen, of, *_) = counts
     shares = [f"{100 * a / b:.0f} % ({100 * low:.0f} to {100 * high:.0f})" for a, b, low, high in counts]
     kernels = [f"{own.failed} of {own.severe}" for name in ("cuda", "triton", "flashinfer", "llama", "flash_attn")
-               for _, own in gpu_mutations.score(rows[rows.of == name]).tail(1).iterrows()]  # fmt: skip
+               for _, own in score(rows[rows.of == name]).tail(1).iterrows()]  # fmt: skip
     kinds = ", ".join(f"{own.kind} {own.failed} of {own.severe}" for own in ran.iloc[:-1].itertuples())
     found = [f"{len(rows)}", f"{k} of {n}", shares[0], f"{n - k}", f"{now} of the {n - k}"]
     today = [f"{k + now} of {n}", f"{seen + (launched.now == Verdict.FAILS).sum()} of {of}"]

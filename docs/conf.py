@@ -97,17 +97,17 @@ def columns() -> str:
 
 
 def mutants() -> str:
-    """Return data/mutants.csv as a table for each set and kind."""
+    """Return data/mutants.csv as a table for each kind."""
     rows = rows_of("mutants.csv")
     for row in rows:
         page = row["source"].replace("arXiv ", "arxiv.org/abs/")
         row["defect"] += f" ([{row['source']}](https://{page}))" if page else ""
     parts = []
-    for (name, kind), group in itertools.groupby(rows, key=lambda row: (row["set"], row["kind"])):
+    for kind, group in itertools.groupby(rows, key=lambda row: row["kind"]):
         names = ["kernel", "defect", "ours", "by", "reported", "assert_close", "rule_of_two", "needs"]
         head = ["kernel", "defect", "ours", "by", "reported", "`assert_close`", "rule of two", "needs"]
         lines = ([row[column] for column in names] for row in group)
-        parts += [f"### {name}: {kind}s", ledger.markdown_table(head, lines)]
+        parts += [f"### {kind.capitalize()}s", ledger.markdown_table(head, lines)]
     return "\n\n".join(parts)
 
 

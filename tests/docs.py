@@ -101,8 +101,13 @@ def runs(language, block):
 
 
 def script(page, home):
-    """What a reader types who follows a page, for bash."""
-    lines = []
+    """What a reader types who follows a page, for bash. Commands `fa-lib` of README that a page below it has run there
+    alone."""
+    lines, below = [], set()
+    if page == PAGES[0]:
+        every = (run for other in PAGES[1:] for language, block in blocks(other) if language == "sh"
+                 for run in runs(language, block))  # fmt: skip
+        below = {command(run).removesuffix(" --seed 0") for run in every if run.startswith("fa-lib ")}
     for language, block in blocks(page):
         if language == "python":
             if any(part in block for part in SKIPPED):
@@ -114,7 +119,7 @@ def script(page, home):
             lines += [f"cat > block.py <<'PYTHON'\n{block}PYTHON"]
             lines += ["pip install pytest", "pytest block.py"] if tested else ["python block.py"]
         if language in ("sh", "yaml"):
-            lines += [run for run in runs(language, block) if command(run) not in SKIPPED]
+            lines += [run for run in runs(language, block) if command(run) not in {*SKIPPED, *below}]
             if "git clone" in block:
                 lines += ['cp -r "$READER"/. .  # what the reader has']
     address = {

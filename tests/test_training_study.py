@@ -31,7 +31,7 @@ def test_a_pair_differs_in_one_thing(name):
 @pytest.fixture(scope="module")
 def small_study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    spec = StudySpec(seeds=1, steps=12, every=4, config=TINY)
+    spec = StudySpec(seeds=1, steps=6, every=2, config=TINY)
     with workers(1) as pool:
         table, runs = study(PAIRS, spec, folder, executor=pool)
     return table, runs, folder, spec
@@ -41,7 +41,7 @@ def test_the_study_compares_every_pair(small_study):
     table, runs, _, _ = small_study
     assert set(runs.arm) == set(ARMS) and (runs.status == "done").all()
     assert set(table.pair) == set(PAIRS)
-    assert (table.groupby("pair").step.unique().map(list).map(tuple) == (0, 1, 2, 4, 8, 12)).all()
+    assert (table.groupby("pair").step.unique().map(list).map(tuple) == (0, 1, 2, 4, 6)).all()
     end = at_end(table, "wasserstein")[:, 0]
     assert not table[table.pair == "rerun"].drop(columns=["pair", "seed", "step"]).any(axis=None)
     others = end[~end.index.str.startswith(("rerun", "perturb", "reversed"))]
@@ -61,15 +61,15 @@ def test_what_is_finished_is_not_trained_again_and_processes_change_nothing(smal
     pd.testing.assert_frame_equal(again, table[table.pair.isin(["flash", "bf16"])].reset_index(drop=True))
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == written
     here = folder / "here"
-    run(here, ARMS["flash"], steps=12, every=4)
-    assert same_weights(here, runs.set_index("arm").loc["flash", "at"], 12)
+    run(here, ARMS["flash"], steps=6, every=2)
+    assert same_weights(here, runs.set_index("arm").loc["flash", "at"], 6)
 
 
 def test_a_watched_run_is_the_same_run(small_study, monkeypatch, tmp_path):
     _, runs, _, _ = small_study
     monkeypatch.setattr(of_probe.tempfile, "TemporaryDirectory", lambda: nullcontext(tmp_path))
-    rows = pd.DataFrame(watch(0, TINY, 12, [0, 5, 11], ["flash", "stepwise"]))
-    assert same_weights(tmp_path, runs.set_index("arm").loc["baseline", "at"], 12)
+    rows = pd.DataFrame(watch(0, TINY, 6, [0, 2, 5], ["flash", "stepwise"]))
+    assert same_weights(tmp_path, runs.set_index("arm").loc["baseline", "at"], 6)
     assert len(rows) == 3 * 2 * TINY.layers * TINY.heads * 5 and set(rows.kind) == {"self", "cross"}
     assert set(zip(rows.kernel, rows.against)) == {
         ("ran", "golden"), ("flash", "golden"), ("stepwise", "golden"), ("flash", "ran"), ("stepwise", "ran"),

@@ -249,7 +249,7 @@ def test_a_quick_check_asks_for_gradients_of_shared_heads_and_another_scale(defe
     assert [f.where["shape"] for f in failing] == ["causal GQA 203"] * (defect != "right")
 
 
-@pytest.mark.parametrize("key", ["splits_in_fp32", "flash_decoding", "right_two_pass"])
+@pytest.mark.parametrize("key", ["splits_in_fp32", "folded_scale", "fa1"])
 def test_log_sum_exps_of_low_scores_are_as_exact_as_fp32(key):
     (each,) = (one for one in judge.EVERY if one.key == key)
     for fmt in ("BF16", "FP32"):

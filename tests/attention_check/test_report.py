@@ -80,7 +80,6 @@ BROKEN = {
     "shape": (lambda q, k, v: attention(q, k, v)[..., :1], "malformed", r"of shape \(2, 2, 256, 1\), where"),
     "dtype": (in_double, "refused", "returns torch.float64"),
     "changes": (lambda q, k, v: k.mul_(2) and None or attention(q, k, v), "refused", "raises RuntimeError"),
-    "other": (lambda q, k, v: v.amax(-2, keepdim=True).expand_as(q), "wrong", "other"),
     "equal weights": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "scale_zero"),
 }  # fmt: skip
 

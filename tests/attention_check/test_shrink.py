@@ -73,33 +73,32 @@ def saved(path, shape=(2, 4, 40, 16), kv=None, dtype=BITS, distribution="normal"
     return path
 
 
-def run(test, kernel=""):
+def run(test):
     """pytest on a written file, in a process of its own."""
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
-    env |= {"KERNEL": kernel} if kernel else {}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(test)]
     return subprocess.run(command, cwd=test.parent, capture_output=True, text=True, env=env)
 
 
-def test_a_kernel_that_is_wrong_for_one_head_shrinks_to_that_head(tmp_path):
+def test_a_kernel_that_is_wrong_for_one_head_shrinks_to_that_head(tmp_path, monkeypatch):
     path, test = saved(tmp_path / "a.safetensors"), tmp_path / "test_it.py"
     found = shrink("test_shrink:wrong_head_three", path)
     assert found.cut.groups == (3,) and len(found.cut.batch) == len(found.cut.rows) == len(found.cut.keys) == 1
     assert len(found.cut.features) == 2  # one alone rolls to itself
     assert found.failure.kind == "far" and found.sizes()["keys"] == (40, 1)
     write(found, test)
-    bad, good = run(test), run(test, "test_shrink:right")
+    bad = run(test)
     assert bad.returncode == 1 and re.search(TOO_FAR, bad.stdout), bad.stdout
-    assert good.returncode == 0, good.stdout
+    assert told(test, monkeypatch, "test_shrink:right") == ""
     assert "fa_lib" not in test.read_text().partition("import base64")[2] and test.stat().st_size < 7000
 
 
 def test_a_kernel_that_carries_bf16_keeps_the_keys_that_it_needs(tmp_path, monkeypatch):
-    path, test = saved(tmp_path / "a.safetensors", (1, 2, 768, 32), distribution="uniform"), tmp_path / "test_it.py"
+    path, test = saved(tmp_path / "a.safetensors", (1, 2, 384, 32), distribution="uniform"), tmp_path / "test_it.py"
     found = shrink("test_shrink:carries", path)
-    assert 64 < len(found.cut.keys) < 768  # one tile alone carries nothing
+    assert 64 < len(found.cut.keys) < 384  # one tile alone carries nothing
     assert len(found.cut.groups) == len(found.cut.rows) == 1 and found.failure.ratio >= 1.5
-    assert found.call.k.numel() + found.call.v.numel() < 0.1 * 2 * 2 * 768 * 32
+    assert found.call.k.numel() + found.call.v.numel() < 0.2 * 2 * 2 * 384 * 32
     write(found, test)
     assert re.search(TOO_FAR, told(test, monkeypatch))
     assert told(test, monkeypatch, "fa_lib.kernels:as_shipped") == ""

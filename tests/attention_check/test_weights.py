@@ -8,7 +8,7 @@ from in_a_folder import command
 
 import fa_lib
 from attention_check.measure.weights import weights
-from fa_lib import BF16, E4M3, FP16
+from fa_lib import E4M3, FP16
 
 HEADS, KV_HEADS, ROWS, KEYS, DIM = 4, 2, 64, 96, 32
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)[:, None, None]
@@ -72,16 +72,16 @@ FAULTS = {  # what is wrong -> a kernel, and what is said
     "heads": (kernel(share=lambda x: x.repeat(1, HEADS // KV_HEADS, 1, 1)),
               "attention with query head h sharing key head h modulo their number."),
     "alignment": (kernel(top_left=True), "attention with a causal mask aligned top-left."),
-    "a window and a scale": (kernel(left=20, scale=0.2), "Row 46 sees keys 58 to 78; expected keys 0 to 78."),
-    "of both": (kernel(left=20, scale=0.2), "With these keys the kernel's output is attention with 1.131 times"),
+    "a window and a scale": (kernel(left=20, scale=0.2), "Row 46 sees keys 58 to 78; expected keys 0 to 78.",
+                             "With these keys the kernel's output is attention with 1.131 times"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_read(fault):
-    planted, sentence = FAULTS[fault]
+    planted, *sentences = FAULTS[fault]
     found = weights(planted, *drawn(), causal=True)
-    assert found.differs and sentence in f"{found}", f"{found}"
+    assert found.differs and all(each in f"{found}" for each in sentences), f"{found}"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -121,7 +121,7 @@ def test_what_is_due_is_what_is_believed():
 
 
 def test_a_coarser_format_of_p_is_named():
-    for fmt, dtype in ((BF16, torch.float32), (FP16, torch.float32), (E4M3, torch.bfloat16)):
+    for fmt, dtype in ((FP16, torch.float32), (E4M3, torch.bfloat16)):
         found = weights(kernel(probs=fmt), *drawn(dtype), causal=True).explained
         assert (found.verdict, found.arithmetic.key, found.arithmetic.fmt) == ("precision", "probs", fmt.name), found
 

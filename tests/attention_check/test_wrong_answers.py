@@ -18,6 +18,7 @@ from attention_check.conventions.low_bits import q4_0
 from attention_check.judge.findings import Judgement, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import contract as of_contract
+from attention_check.measure import wrong_answers
 from attention_check.measure.capability import CAPABILITIES
 from attention_check.measure.contract import contract
 from attention_check.measure.measurements import Measurements
@@ -97,8 +98,8 @@ OPTIONS = {  # what is asked -> a kernel that takes it and does something else, 
         q, k, v, sinks=None if sinks is None else sinks.detach() + 0 * sinks), ""),
     "v_dim_128": (
         lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "factor=2"),
-    "head_dim": (lambda q, k, v: attention(
-        q[..., :64], k[..., :64], v, scale=1.0 if q.shape[-1] == 72 else None), "roles_first_64+scale_one"),
+    "head_dim": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0) if q.shape[-1] == 72 else attention(
+        q, k, v), "roles_first_64+scale_one"),
 }  # fmt: skip
 
 
@@ -196,7 +197,10 @@ ALONE = [  # a kernel with a fault in some calls, or in their gradients alone; t
 
 
 @pytest.mark.parametrize("kernel, calls, note", ALONE, ids=[calls for _, calls, _ in ALONE])
-def test_a_fault_in_some_calls_is_found_by_them_alone(kernel, calls, note):
+def test_a_fault_in_some_calls_is_found_by_them_alone(kernel, calls, note, monkeypatch):
+    """What is like no other attention is so in test_a_wrong_answer_is_recognised; to find that takes seconds a call."""
+    if note == "other":
+        monkeypatch.setattr(wrong_answers, "diagnose", lambda call: note)
     wrong = [row for row in contract(kernel) if row["outcome"] in ("wrong", "malformed")]
     assert {row["asked"].removeprefix("gradients_") for row in wrong} == {*calls.split(", ")}
     assert {row["note"].partition("=")[0] for row in wrong} == {note}
