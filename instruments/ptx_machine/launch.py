@@ -1,14 +1,12 @@
 """Kernels of PTX on torch's CPU tensors: `Kernel`, `Structure`."""
 
 import gc
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import product
 from numbers import Integral
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -35,7 +33,6 @@ DELAY_S = 5  # after which a launch shows its progress, on a terminal
 GRID, BLOCK, THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024  # the most of a launch, on every GPU
 STATIC = 48 * 1024  # bytes of shared memory that a kernel's own variables may have: ptxas refuses more
 LONGEST = 40  # characters of a name in the progress bar
-REWRITE = "PTX_MACHINE_REWRITE"  # in the environment: "module:function" of a PTX text and a kernel's name: another text
 OBSERVER: ContextVar[Callable[[Code, Addresses, GPU], Code] | None] = ContextVar("observer", default=None)
 # of every launch: it gives the code that runs instead, in numpy, block after block
 
@@ -86,9 +83,6 @@ class Kernel:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
         """
         self.entry, self.text = _one(parse(ptx), entry), ptx
-        if REWRITE in os.environ:
-            self.text = resolve_name(os.environ[REWRITE])(ptx, self.entry.name)
-            self.entry = parse(self.text)[self.entry.name]
         self.gpu, self._of_any = GPU.of(gpu or FAKED_GPU.get() or "A100"), gpu is None
         self._runs_beside = any(_beside(each) for each in self.entry.instructions)
         if races and self._runs_beside:
