@@ -4,16 +4,17 @@ Warps take turns in the order of their numbers; each runs until all its threads 
 So every run of a kernel has the same order of atomic operations, in numpy and in compiled code.
 """
 
+import re
+import shutil
+import subprocess
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptx_machine.lanes import WARP, Lanes
-from ptx_machine.launches import readable
-from ptx_machine.memory import Asserted, Fault, Trouble, View
+from ptx_machine.memory import Asserted, Fault, View
 from ptx_machine.special_registers import SPECIAL_REGISTERS, Size, special_registers
 from ptx_machine.syntax import Instruction, Register
 from ptx_machine.warp import ALL, Code, Warp
@@ -21,6 +22,7 @@ from ptx_machine.warp import ALL, Code, Warp
 if TYPE_CHECKING:
     from ptx_machine.native.compiled import Warps
 
+NAME = 120  # characters of a kernel's name
 IDLE = 10_000  # turns of warps that only look whether they may go on; then they are stuck
 
 
@@ -172,16 +174,24 @@ class Block:
                 self.memory.shared.races.released(number, {warp.index for warp, _ in barrier.waiting})
             del self.barriers[number]
 
-    def fault(
-        self, reason: str, instruction: Instruction, warp: Warp, lane: int, trouble: Trouble = Trouble.OTHER
-    ) -> Fault:
+    def fault(self, reason: str, instruction: Instruction, warp: Warp, lane: int, asserted: bool = False) -> Fault:
         """Make a Fault that names the kernel, the line, the instruction, the block and the thread."""
         thread = WARP * warp.index + lane
         x, y, _ = self.size
-        where, place = f"line {instruction.line} of its PTX", f"PTX:{instruction.line}"
+        where = f"line {instruction.line} of its PTX"
         if instruction.frames:
             file, line = instruction.frames[0]
-            where, place = f"{file}, line {line} ({where})", f"{Path(file).name}:{line}"
+            where = f"{file}, line {line} ({where})"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
         message = f"{readable(self.code.name)}: {where}: {instruction}: {thread_name}: {reason}"
-        return (Asserted if trouble == Trouble.ASSERTED else Fault)(message, trouble, place)
+        return (Asserted if asserted else Fault)(message)
+
+
+@cache
+def readable(name: str) -> str:
+    """Return the name that a kernel has in its source, with its templates' arguments, but not with theirs."""
+    if name.startswith("_Z") and shutil.which("c++filt"):  # of binutils, which comes with g++
+        name = subprocess.run(["c++filt", "-p", name], capture_output=True, text=True, check=True).stdout.strip()
+        while (shorter := re.sub(r"(<[^<>]*)<[^<>]*>", r"\1", name)) != name:
+            name = shorter
+    return re.sub(r"_GLOBAL__N__\w+::", "", name.removeprefix("void "))[:NAME]  # of no namespace with a name

@@ -4,7 +4,7 @@ Communication Instructions"."""
 import numpy as np
 
 from ptx_machine.lanes import refuse
-from ptx_machine.memory import BadAccess, Trouble
+from ptx_machine.memory import BadAccess
 from ptx_machine.operands import Addresses, source
 from ptx_machine.syntax import Entry, Instruction, Register, Symbol
 from ptx_machine.warp import ALL, Step
@@ -74,13 +74,13 @@ def call(instruction: Instruction, names: Addresses) -> Step:
     if function == "vprintf":
         return lambda warp, mask: None
     if function == "__assertfail":
-        return _fails("an assertion fails", Trouble.ASSERTED)
+        return _fails("an assertion fails", asserted=True)
     return _fails(f"it calls the function {function}, and none is run here")
 
 
-def _fails(reason: str, trouble: Trouble = Trouble.OTHER) -> Step:
+def _fails(reason: str, asserted: bool = False) -> Step:
     def step(warp, mask):
-        raise BadAccess(int(mask.argmax()), reason, trouble)
+        raise BadAccess(int(mask.argmax()), reason, asserted)
 
     return step
 

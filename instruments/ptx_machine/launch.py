@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ptx_machine import launches
 from ptx_machine.arguments import Structure, as_bytes, fill
 from ptx_machine.block import Block
 from ptx_machine.device import GPU
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN_READS, WATCHED
 from ptx_machine.lanes import WARP
-from ptx_machine.memory import Fault, Global, Shared, Span, Trouble, View
+from ptx_machine.memory import Global, Shared, Span, View
 from ptx_machine.native.compiled import Native, Warps
 from ptx_machine.operands import Addresses
 from ptx_machine.program import ready
@@ -152,11 +151,7 @@ class Kernel:
         if gpu != self.gpu and not self._of_any:
             raise ValueError(f"gpu: got a kernel for {self.gpu.name} on {gpu.name}; accepted is Kernel without a gpu")
         code, names, native = self._machine(gpu)
-        try:
-            grid, size, room = self._sizes(grid, block, shared, code.dynamic, gpu)
-        except Refused as error:
-            launches.of(self, gpu).has(Trouble.LAUNCH, str(error))
-            raise
+        grid, size, room = self._sizes(grid, block, shared, code.dynamic, gpu)
         unwritten_reads = UNWRITTEN_READS.get()
         outer, constants = Global([*spans, *self._spans], unwritten_reads is not None), Global(self._spans)
 
@@ -165,8 +160,6 @@ class Kernel:
         if watched is not None:
             watched.append(races)
         code = code if observer is None else observer(code, names, gpu)
-        looked = {Trouble.UNWRITTEN: unwritten_reads is not None, Trouble.RACE: races}
-        seen = launches.launched(self, gpu, grid, size, int(shared), (each for each, does in looked.items() if does))
 
         ended: list[Block] = []  # their memory and warps serve the next ones
 
@@ -186,7 +179,6 @@ class Kernel:
                 ended.append(block_run)
             if unwritten_reads is not None:
                 for line, read in block_run.unwritten.items():
-                    seen.has(Trouble.UNWRITTEN, read.place)
                     unwritten_reads.setdefault((self.entry.name, line), str(read))
             return block_run.steps
 
@@ -194,11 +186,7 @@ class Kernel:
         numbers = [*(every if blocks is None else blocks)]
         count = 1 if self.ordered or observer is not None else min(threads or torch.get_num_threads(), len(numbers))
         title, looks = self.entry.name[:LONGEST], dict[str, Any](unit="block", delay=DELAY_S, leave=False, disable=None)
-        try:
-            return sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks))
-        except Fault as fault:
-            seen.has(fault.trouble, fault.place)
-            raise
+        return sum(tqdm(_each(run, numbers, count), title, len(numbers), **looks))
 
     def _sizes(self, grid, block, dynamic, static: int, gpu: GPU) -> tuple[Size, Size, int]:
         """Return the sizes of a launch, and the bytes of a block's shared memory.

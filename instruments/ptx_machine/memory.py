@@ -7,7 +7,6 @@ Global addresses are the process's own. Shared and local memory, and the paramet
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
@@ -21,29 +20,10 @@ WINDOW = 1 << 32  # their size
 WORD = 4  # bytes that are looked at together, to tell whether somebody wrote them
 
 
-class Trouble(StrEnum):
-    """What a GPU would refuse, or a tool for GPUs report."""
-
-    LAUNCH = "failed"
-    ACCESS = "access"  # out of bounds, or misaligned
-    UNWRITTEN = "unwritten"
-    RACE = "race"
-    ASSERTED = "asserted"  # no fault: the kernel refuses
-    OTHER = "other"
-
-
 class Fault(RuntimeError):
-    """A kernel did what no GPU allows; the message has its name, line, block and thread, and the address.
-
-    Attributes:
-        trouble: of which kind. place: "flash.cu:37", in its source, else in its PTX.
-    """
+    """A kernel did what no GPU allows; the message has its name, line, block and thread, and the address."""
 
     malformed = True  # a judge takes it for an answer that is wrong, as NaN is, and not for a refusal
-
-    def __init__(self, message: str, trouble: Trouble = Trouble.OTHER, place: str = ""):
-        super().__init__(message)
-        self.trouble, self.place = trouble, place
 
 
 class Asserted(Fault):
@@ -61,11 +41,12 @@ class Endless(Fault):
 
 
 class BadAccess(Exception):
-    """A forbidden access of one lane; `Block` turns it into a Fault that says where."""
+    """A forbidden access of one lane, or, asserted, a failing assertion of the kernel's own; `Block` turns it into a
+    Fault that says where."""
 
-    def __init__(self, lane: int, reason: str, trouble: Trouble = Trouble.OTHER):
+    def __init__(self, lane: int, reason: str, asserted: bool = False):
         super().__init__(reason)
-        self.lane, self.reason, self.trouble = lane, reason, trouble
+        self.lane, self.reason, self.asserted = lane, reason, asserted
 
 
 @dataclass(frozen=True)
@@ -129,7 +110,7 @@ class Global:
             if outside.any():
                 lane = int(outside.argmax())
                 at = int(addresses[lane])
-                raise BadAccess(lane, f"{size} bytes at {at:#x} are {self.near(at)}", Trouble.ACCESS)
+                raise BadAccess(lane, f"{size} bytes at {at:#x} are {self.near(at)}")
             parts.append((span, lanes))
         return parts
 
@@ -178,7 +159,7 @@ class Shared:
             if unwritten.any():
                 lane, at = int(np.flatnonzero(lanes)[unwritten.argmax()]), int(starts[unwritten.argmax()])
                 reason = f"shared memory at {at} was never written ({size} bytes are read)"
-                raise BadAccess(lane, reason, Trouble.UNWRITTEN)
+                raise BadAccess(lane, reason)
         if self.races is not None:
             self.races.reads(starts, size, lanes)
 
@@ -208,12 +189,12 @@ class Shared:
         """
         if at.min() < 0 or at.max() >= self.data.size:
             reason = f"{what} reaches byte {at.max()} of shared memory, which has {self.data.size}"
-            raise BadAccess(lane, reason, Trouble.ACCESS)
+            raise BadAccess(lane, reason)
         if self.written is not None and writes:
             self.written[at] = True
         elif self.written is not None and not self.written[at].all():
             missing = int(at[~self.written[at]][0])
-            raise BadAccess(lane, f"shared memory at {missing} was never written ({what} is read)", Trouble.UNWRITTEN)
+            raise BadAccess(lane, f"shared memory at {missing} was never written ({what} is read)")
 
     @contextmanager
     def together(self, starts: Lanes) -> Iterator[None]:
@@ -283,7 +264,7 @@ class View:
         if wrong.any():
             lane = int(wrong.argmax())
             reason = f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access"
-            raise BadAccess(lane, reason, Trouble.ACCESS)
+            raise BadAccess(lane, reason)
         if space == "generic":
             window = addresses // np.uint64(WINDOW) * np.uint64(WINDOW)
             for base, inner in ((SHARED, "shared"), (LOCAL, "local"), (PARAMETERS, "param")):
@@ -304,7 +285,7 @@ class View:
             if outside.any():
                 lane = int(outside.argmax())
                 reason = f"{size} bytes at {int(addresses[lane])} of {space} memory, which has {end}"
-                raise BadAccess(lane, reason, Trouble.ACCESS)
+                raise BadAccess(lane, reason)
             if space == "local":
                 starts = addresses + np.uint64(end) * np.arange(WARP, dtype=np.uint64)
                 yield _access(local.reshape(-1), size), starts, mask, space

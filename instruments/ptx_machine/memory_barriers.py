@@ -8,7 +8,7 @@ every phase, bit 32 is the phase's parity, and 33 to 63 are bytes that are still
 import numpy as np
 
 from ptx_machine.lanes import WARP, refuse
-from ptx_machine.memory import BadAccess, Trouble
+from ptx_machine.memory import BadAccess
 from ptx_machine.operands import Addresses, address, into_shared, source, targets
 from ptx_machine.syntax import Instruction
 from ptx_machine.warp import Step, Warp
@@ -28,7 +28,7 @@ def _bits(warp: Warp, start: int, lane: int, begins: bool = False) -> np.ndarray
     """
     shared = warp.block.memory.shared
     if start % BYTES:
-        raise BadAccess(lane, f"an mbarrier at {start} of shared memory, no multiple of {BYTES}", Trouble.ACCESS)
+        raise BadAccess(lane, f"an mbarrier at {start} of shared memory, no multiple of {BYTES}")
     shared.check(np.uint64(start) + np.arange(BYTES, dtype=np.uint64), lane, "an mbarrier", begins)
     return shared.data[start : start + BYTES].view(np.uint64)
 

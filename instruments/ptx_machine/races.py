@@ -8,7 +8,7 @@ with an earlier one if its warp has learnt the other warp's clock of that time. 
 import numpy as np
 
 from ptx_machine.lanes import WARP, Lanes
-from ptx_machine.memory import BadAccess, Trouble
+from ptx_machine.memory import BadAccess
 
 ARRIVED = -1  # of a byte that no cp.async is bringing
 
@@ -111,4 +111,4 @@ class Races:
         row = int(early.argmax())
         where = f"shared memory at {int(at[row, 0])}"
         reason = f"a race: warp {self.now} {event}, {where}, {missing}"
-        return BadAccess(int(np.flatnonzero(lanes)[row]), reason, Trouble.RACE)
+        return BadAccess(int(np.flatnonzero(lanes)[row]), reason)

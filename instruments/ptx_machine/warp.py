@@ -104,7 +104,7 @@ class Warp:
             if self.block.executed - begun > LONGEST:
                 lane, reason = int(self.alive.argmax()), f"{LONGEST:,} instructions of a warp, and it does not end"
                 fault = self.block.fault(reason, code.instructions[int(self.at[lane])], self, lane)
-                raise Endless(f"{fault}", place=fault.place)
+                raise Endless(f"{fault}")
             if compiled is not None:
                 if compiled.advance(self.index):
                     return
@@ -160,7 +160,7 @@ class Warp:
         try:
             jumped = code.steps[at](self, mask)
         except BadAccess as bad:
-            raise block.fault(bad.reason, code.instructions[at], self, bad.lane, bad.trouble) from None
+            raise block.fault(bad.reason, code.instructions[at], self, bad.lane, bad.asserted) from None
         for lane, place in block.memory.unwritten:
             line = code.instructions[at].frames or at
             block.unwritten.setdefault(line, block.fault(place, code.instructions[at], self, lane))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_ptx import text
 
-from ptx_machine import Fault, Kernel, launches
+from ptx_machine import Fault, Kernel
 
 SHARED = ".shared .align 4 .b8 held[512];"
 START = """mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; mov.u32 %r3, held; add.u32 %r4, %r3, %r2;
@@ -72,18 +72,3 @@ def test_what_cp_async_brings_is_read_after_a_wait_and_a_barrier():
 
 def test_nothing_is_looked_for_unless_asked():
     run(WRITE, READ.replace("%r6", "%r3"), races=False)
-
-
-def test_launches_are_noted_with_what_was_found():
-    launches.taken()
-    with pytest.raises(Fault):
-        run("st.shared.u32 [%r3], %r1;", READ.replace("%r6", "%r3"))
-    run(WRITE, MEET, READ, races=False)
-    with pytest.raises(ValueError, match="accepted are one to three"):
-        run(WRITE, threads=2000)
-    (found,) = launches.taken()
-    assert (found["kernel"], found["launches"], found["grid"], found["block"]) == ("small", 2, (1, 1, 1), (64, 1, 1))
-    assert (found["static"], found["dynamic"], found["limit"]) == (512, 0, 163 << 10)
-    assert found["race"].startswith("PTX:") and found["access"] == "" and found["unwritten"] is None
-    assert found["failed"].startswith("block: got (2000,)")
-    assert launches.taken() == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attention_check.adapters import LAYOUTS
 from attention_check.isolation.calls import judged_by_one_thread
-from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, launches, wait
+from attention_check.isolation.isolated_kernel import LIMIT_S, conduct, isolated, wait
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure.examine import examine
 from attention_check.measure.plan import PLANS, CheckPlan
@@ -49,7 +49,7 @@ def check_kernel(
         wait(kernel)
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
             found = examine(kernel, plan, device)
-        found = replace(found, conduct=conduct(kernel), launches=launches(kernel))  # the former ends its process
+        found = replace(found, conduct=conduct(kernel))  # its process ends
     from attention_check.plots.kernel_report import kernel_panels  # matplotlib, once the kernel is judged
 
     judgement = judge_kernel(kernel, found)

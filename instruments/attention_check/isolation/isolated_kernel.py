@@ -47,8 +47,6 @@ serve(**json.loads(sys.argv[2]))
 """
 FAULT = "Fault: "  # the last words of an extension that ends its process for an error of the PTX machine's
 SAID = 2**12  # bytes of what is printed last that are kept
-TROUBLES = ("failed", "access", "unwritten", "race", "other")  # of launches
-SIZES = ("static", "dynamic", "limit", "registers", "resident", "grid", "block")
 START_S = 300.0  # until Python and torch are there
 END_S = 10.0  # from the end of its connection to that of the process
 GOODBYE_S = 2.0  # to end when it is told to
@@ -192,7 +190,6 @@ class IsolatedKernel:
         self.kernel, self.timeout = kernel, timeout * (MODELLED if kernel.gpu else 1)
         self.threads = torch.get_num_threads()  # of each process, whatever the judge has later
         self.acts: dict[tuple, dict] = {}
-        self.launched: dict[str, dict] = {}
         self.signature: inspect.Signature | None = None
         self.calls, self.endings, self.late_endings, self.over = 0, 0, 0, False
         self.__name__ = kernel.function
@@ -256,18 +253,6 @@ class IsolatedKernel:
         rows = [(*key, *act.values()) for key, act in self.acts.items()]
         return pd.DataFrame(rows, columns=["what", "detail", "on_import", "number", "times", "at"])
 
-    def launches(self) -> pd.DataFrame:
-        """What it launched on the GPU that is modelled.
-
-        Returns:
-            rows, one a kernel: kernel, launches, grid (the largest), block, static, dynamic and limit (bytes of shared
-            memory), registers and resident (blocks of a multiprocessor), of the launch with the most shared memory;
-            registers and resident are NaN where ptxas is not there. failed, access (out of bounds or misaligned),
-            unwritten, race and other: where, False is nowhere, None is that it was not looked for.
-        """
-        rows = [each | {name: each[name] != "" and each[name] for name in TROUBLES} for each in self.launched.values()]
-        return pd.DataFrame(rows, columns=["kernel", "launches", *SIZES, *TROUBLES] if rows else None)
-
     def close(self) -> None:
         """End the process."""
         self.over = True
@@ -325,22 +310,11 @@ class IsolatedKernel:
         process.done.add(do)
         for name in reply["state"]:
             self._act("state", name, on_import, math.nan, at)
-        for new in reply.get("launches", ()):
-            old = self.launched.get(new["kernel"])
-            self.launched[new["kernel"]] = _together(old, new) if old else new
         return reply
 
     def _act(self, what, detail, on_import, number, at):
         act = self.acts.setdefault((what, detail, on_import), dict(number=number, times=0, at=at))
         act["times"] += 1
-
-
-def _together(old, new):
-    """A record of a kernel's launches at two times."""
-    most = max(old, new, key=lambda each: (each["static"] + each["dynamic"], math.prod(each["block"])))
-    troubles = {name: max(old[name], new[name], key=lambda at: (at is not None, bool(at))) for name in TROUBLES}
-    grid = max(old["grid"], new["grid"], key=math.prod)
-    return most | troubles | dict(launches=old["launches"] + new["launches"], grid=grid)
 
 
 @contextmanager
@@ -366,11 +340,6 @@ def isolated(kernel: KernelRef, timeout: float = LIMIT_S) -> Iterator[KernelRef]
 def conduct(kernel: KernelRef) -> pd.DataFrame:
     """Return how a kernel behaved in its process, which ends; no rows for one that ran here."""
     return kernel.fn.conduct() if isinstance(kernel.fn, IsolatedKernel) else pd.DataFrame()
-
-
-def launches(kernel: KernelRef) -> pd.DataFrame:
-    """Return what a kernel launched, rows as of `IsolatedKernel.launches`; none for one that ran here."""
-    return kernel.fn.launches() if isinstance(kernel.fn, IsolatedKernel) else pd.DataFrame()
 
 
 def wait(kernel: KernelRef) -> None:

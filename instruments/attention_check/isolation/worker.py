@@ -130,7 +130,7 @@ class Worker:
         self.fn, self.watch, self.graphs = fn, watch, {}
 
     def answer(self, do: str, forget: Sequence[int], **given: Any) -> dict:
-        """What is told of a `call` or `backward`: answer; or problem; or raised. And state, launches."""
+        """What is told of a `call` or `backward`: answer; or problem; or raised. And state."""
         for number in forget:
             self.graphs.pop(number, None)
         try:
@@ -140,8 +140,7 @@ class Worker:
         except BaseException as error:  # as of a panic in Rust
             text = _text(error)
             reply = dict(problem=f"fails: {text}") if broken(error) else dict(raised=f"{type(error).__name__}: {text}")
-        machine = sys.modules.get("ptx_machine.launches")
-        return reply | dict(state=self.watch.look(), launches=machine.taken() if machine else [])
+        return reply | dict(state=self.watch.look())
 
     def call(self, number: int, args: Sequence, options: Mapping[str, Any], wants: Sequence[bool]) -> dict:
         """wants: of which of its tensors gradients may be asked for."""

@@ -42,7 +42,6 @@ class Measurements(_Tables):
         relations: what every kernel keeps: rows of `relations.relate`.
         rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
         conduct: what it did beside its work, of one in a separate process: rows of `IsolatedKernel.conduct`.
-        launches: what it launched on a GPU that is modelled: rows of `IsolatedKernel.launches`.
         kernel: its name in findings. arithmetic: of Baseline, as of `low_bits.baseline_in`.
     """
 
@@ -57,7 +56,6 @@ class Measurements(_Tables):
     relations: pd.DataFrame = _table()
     rounding: pd.DataFrame = _table()
     conduct: pd.DataFrame = _table()
-    launches: pd.DataFrame = _table()
     kernel: str = ""
     arithmetic: str = ""
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ptx_machine import launches
+from ptx_machine.block import readable
 from ptx_machine.device import GPU
 from ptx_machine.extension.on_gpu import spans
 from ptx_machine.fake_cuda import FAKED_GPU, UNWRITTEN
 from ptx_machine.launch import STATIC, Kernel, Refused
-from ptx_machine.launches import readable
-from ptx_machine.memory import Fault, Span, Trouble
+from ptx_machine.memory import Fault, Span
 from ptx_machine.occupancy import occupancy, resources
 from ptx_machine.ptx import parse
 
@@ -130,7 +129,6 @@ class Runtime:
             if kernel.static + shared > limit:
                 more = " without cudaFuncSetAttribute" if limit == STATIC else ""
                 reason = f"asks for {kernel.static + shared:,} bytes of shared memory; it may have {limit:,}{more}"
-                launches.of(kernel, FAKED_GPU.get() or kernel.gpu).has(Trouble.LAUNCH, reason)
                 self._refused = f"{readable(kernel.entry.name)} {reason}"
                 return INVALID_VALUE
             parameters, data = kernel.entry.parameters, np.zeros(kernel.entry.parameter_bytes, np.uint8)

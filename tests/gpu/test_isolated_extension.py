@@ -1,4 +1,4 @@
-"""What a kernel launched, across the process border, and on the page."""
+"""Faults of an extension come across the process border, and what is compiled there is said."""
 
 import pytest
 import torch
@@ -39,19 +39,11 @@ def kernel(tmp_path_factory, request):
     fn.close()
 
 
-def test_launches_and_their_troubles_come_across_the_border(kernel):
+def test_faults_come_across_the_border(kernel):
     assert torch.equal(kernel(X, X, X), X + 1)
     for what, error in dict(unwritten="nobody wrote", behind="line 14", failed="did not look").items():
         with pytest.raises(KernelError, match=error):
             kernel(X, X, X, what=what)
-    found = kernel.launches().set_index("kernel")
-    assert found.launches.to_dict() == {"in_shared": 1, "first_half": 2, "at_least": 2, "behind": 1}
-    assert found.access.to_dict() == dict(in_shared=False, first_half=False, at_least=False, behind="kernels.cu:14")
-    assert found.unwritten["at_least"] == "kernels.cu:25" and found.unwritten["first_half"] is False
-    assert found.failed["in_shared"].startswith("asks for 50,000 bytes of shared memory; it may have 49,152 without")
-    row = found.loc["in_shared"]
-    assert (row.grid, row.block, row.static, row.dynamic, row.limit) == ((1, 1, 1), (100, 1, 1), 0, 4000, 163 << 10)
-    assert row.race is None and 0 < row.registers <= 64 and row.resident == 16  # of 4 warps each, and 64 warps in all
 
 
 @pytest.mark.parametrize(
