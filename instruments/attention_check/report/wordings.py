@@ -314,16 +314,15 @@ def _relation(f, at):
         return Sentence(f'It gives NaN, and breaks "{says}" {where}')
     if at["outcome"] == ROUNDING:
         return Sentence(f"{says}: to rounding, not bit for bit {where}", f"{f.number:.2g} apart")
-    because = f", {at['problem']}," if at["problem"] else ""
-    return Sentence(f'It breaks{because} "{says}" {where}', *_either_side(f.number, f.limit, relation.unit))
+    return Sentence(f'It breaks "{says}" {where}', *_either_side(f.number, f.limit))
 
 
-def _either_side(number, limit, unit):
+def _either_side(number, limit):
     """A number beyond its limit, and the limit, in as many digits as tell them apart; no limit where it has none."""
     if limit is None:
-        return f"{number:.2g} {unit}", ""
+        return f"{number:.2g} apart", ""
     digits = next((n for n in range(2, 17) if f"{number:.{n}g}" != f"{limit:.{n}g}"), 17)
-    return f"{number:.{digits}g} {unit}", f"{limit:.{digits}g}"
+    return f"{number:.{digits}g} apart", f"{limit:.{digits}g}"
 
 
 def _relations(f, at):

@@ -39,8 +39,6 @@ class Relation:
         ask: a generator of rows (`subject.cases`) from a KernelUnderTest; its docstring derives the bound.
         bits: the mathematics says the same bits: a difference within rounding is reported.
         nan_is_told: NaN in the answer is reported, and not counted.
-        counts: a break counts against the kernel; False: it is reported, as a gradient beyond the rule of three is.
-        unit: of what the number counts, in words.
     """
 
     key: str
@@ -49,8 +47,6 @@ class Relation:
     ask: Callable[[KernelUnderTest], Iterator[dict]]
     bits: bool = False
     nan_is_told: bool = False
-    counts: bool = True
-    unit: str = "apart"
 
 
 RELATIONS = {each.key: each for each in (
@@ -90,8 +86,6 @@ RELATIONS = {each.key: each for each in (
              "arXiv:2501.01005", value.splits),
     Relation("dv_sum", "The sum of dV over keys is the sum of dO over rows.",
              "Dao-AILab/flash-attention#2552", gradient.dv_sum),
-    Relation("gradient_sums", "Small terms of dQ, dK and dV are not lost beside a large one.",
-             "facebookresearch/xformers#467", gradient.gradient_sums, counts=False, unit="ulp off"),
     Relation("hidden_gradients", "Keys that no row sees have gradients of 0.",
              "Dao-AILab/flash-attention#2698", gradient.hidden_gradients, bits=True),
     Relation("hidden_row_gradients", "A row that sees no key changes no gradient.",
@@ -145,19 +139,18 @@ def measured(checked: CheckedKernel, found: Measurements) -> pd.DataFrame:
 
 def judged(related: pd.DataFrame) -> Iterator[Finding]:
     """A finding for each relation that does not hold, of its gravest case, and how many cases do. A difference within
-    rounding is reported where the mathematics says the same bits, and so is what many kernels give by convention, and a
-    break of a relation that does not count. related: table of `relations.relate`, with columns key and fmt."""
+    rounding is reported where the mathematics says the same bits, and so is what many kernels give by convention, and
+    NaN where the relation says so. related: table of `relations.relate`, with columns key and fmt."""
     if not len(related):
         return
     answered = related[related.outcome != NOT_ASKED]
-    answered = answered.assign(uncounted=uncounted_breaks(answered))
     kept_cases = 0
     for key, rows in answered.groupby("key", sort=False):
         relation = RELATIONS[key]
         reported = rows.outcome.eq(ROUNDING) & relation.bits
-        reported |= rows.uncounted | rows.outcome.eq(CONVENTION)
+        reported |= rows.outcome.eq(CONVENTION) | rows.outcome.eq(BREAKS) & rows.number.isna() & relation.nan_is_told
         failed = rows.outcome.isin((BREAKS, BROKEN)) & ~reported
-        kept_cases += int((~rows.outcome.isin((BREAKS, BROKEN)) | (reported & relation.counts)).sum())
+        kept_cases += int((~rows.outcome.isin((BREAKS, BROKEN)) | reported).sum())
         if not (failed | reported).any():
             continue
         bad = rows[failed] if failed.any() else rows[reported]
@@ -170,11 +163,3 @@ def judged(related: pd.DataFrame) -> Iterator[Finding]:
     if len(answered):
         counts = dict(held=kept_cases, of=len(answered), not_asked=len(related) - len(answered))
         yield Finding("relations", Severity.PASSES if kept_cases == len(answered) else Severity.REPORTED, counts)
-
-
-def uncounted_breaks(related: pd.DataFrame) -> pd.Series:
-    """Which rows of a table of `relations.relate`, with a column key, break their relation and do not count: NaN where
-    the relation says so, and all breaks of a relation that does not count."""
-    relations = related.key.map(RELATIONS)
-    nan = related.number.isna() & relations.map(lambda relation: relation.nan_is_told).astype(bool)
-    return related.outcome.eq(BREAKS) & (nan | ~relations.map(lambda relation: relation.counts).astype(bool))

@@ -1,23 +1,15 @@
-"""Relations of dQ, dK and dV, and the format in which a kernel keeps their sums from one block to the next."""
-
-from dataclasses import replace
+"""Relations of dQ, dK and dV."""
 
 import torch
 
-from attention_check.checks.carry import ALL
 from attention_check.checks.relations.masks import ADDED, HIDDEN, MORE_QUERIES, visible, with_hidden_rows
-from attention_check.checks.relations.subject import BREAKS, Found, KernelUnderTest, cases, difference, not_asked
+from attention_check.checks.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from attention_check.checks.relations.values import weights
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import FP32
 
 OF_HIDDEN_KEYS = {"dK of hidden keys": 1, "dV of hidden keys": 2}  # case -> which of dQ, dK and dV
 ROW_A_FEATURE = "dO of one row a feature"
-TERMS = 4096  # of a gradient's sum, of one large and many small terms
-OTHERS = 64  # keys, where a sum goes over rows; rows, where it goes over keys
-TILES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, torch.inf)  # rows or keys at a time, of which small terms tell
-LARGE = 1024.0  # so that small terms are normal numbers of FP16
-LOST = 2.0  # ulp: the gradient is rounded once, and a factor of it once, at most half an ulp and an ulp
 
 
 @cases("no mask", "causal", ROW_A_FEATURE)
@@ -104,54 +96,3 @@ def constant_gradients(subject: KernelUnderTest, case: str) -> Found:
 def _times(gradient, bound):
     """How large a gradient is that should be 0, in units of its bound, element by element."""
     return Found((gradient.double().abs() / bound).max().item(), 1.0)
-
-
-@cases("dQ", "dK", "dV")
-def gradient_sums(subject: KernelUnderTest, case: str) -> Found:
-    """A gradient is a sum over keys (dQ) or rows (dK, dV): dQ = scale sum_j dS_ij K_j, dK = scale sum_i dS_ij Q_i,
-    dV = sum_i P_ij dO_i. One term is large, first or last; the others are 0.45 ulp of it divided by a number of rows or
-    keys, another number in every feature. A sum that is kept in the format loses every block of up to that many, in all
-    3 ulp and more; one in FP32 loses nothing. The fewest of which all is lost are the block.
-
-    All scores are 0, by Q or K of 0, so that P is 2^-6 or 2^-12 everywhere; V is 1 and -1 by turns in its first
-    feature, so that O and delta are 0, and dS = +-P: no format rounds these. What is left is the gradient's own
-    rounding, half an ulp, and one of scale times Q or K, where that is stored: less than LOST ulp. Where a feature's
-    small terms are 0, nothing can be lost; what the gradient is off there, another factor for instance, is no loss
-    elsewhere either."""
-    if subject.able.causal:
-        raise not_asked("masks causally: its weights are no powers of two")
-    if subject.fmt.precision >= FP32.precision:
-        raise not_asked(f"is asked for this in formats of fewer bits than FP32, and takes {subject.fmt}")
-    tiles = torch.tensor([TILES[c % len(TILES)] for c in range(subject.head_dim)], dtype=torch.float64)
-    terms = _terms(subject, tiles)
-    over_keys = case == "dQ"
-    n_q, n_kv = (OTHERS, TERMS) if over_keys else (TERMS, OTHERS)
-    rows, keys = (terms.new_zeros(2, 1, n, subject.head_dim) for n in (n_q, n_kv))  # of 0
-    one, v = rows.clone(), keys.clone()
-    one[..., 0], v[..., ::2, 0], v[..., 1::2, 0] = 1, 1, -1
-    sign = v[..., :1]  # (2, 1, n_kv, 1)
-    scale = subject.head_dim**-0.5 / n_kv
-    at, q, k, dO, factor = {
-        "dQ": (0, rows, sign * terms if over_keys else keys, one, scale),
-        "dK": (1, terms, keys, one, scale * sign.double()),
-        "dV": (2, rows, keys, terms, 1 / n_kv),
-    }[case]
-    gradient = subject.gradients(dO, q, k, v)[at].double()
-    due = terms.double().sum(-2, keepdim=True) * factor
-    ulp, off = subject.fmt.ulp(due), (gradient - due).abs()
-    of_large = (off / due.abs())[..., tiles == torch.inf].max()  # relatively, where nothing can be lost
-    lost = ((off - of_large * due.abs()) / ulp).amax((0, 1, 2))  # (head_dim,)
-    of_all = ((due - LARGE * factor).abs() / ulp).amin((0, 1, 2))
-    found = Found(lost.max().item(), LOST)
-    blocks = tiles[(tiles < torch.inf) & (lost >= ALL * of_all).cpu()]
-    if found.outcome != BREAKS or not len(blocks):
-        return found
-    block = f"one block of {int(blocks.min())} {'keys' if over_keys else 'rows'}"
-    return replace(found, problem=f"the sum is kept in {subject.fmt} from {block} to the next")
-
-
-def _terms(subject, tiles):
-    """(2, 1, TERMS, head_dim): the large term first, and last; small ones for the number of a feature's tile."""
-    terms = (0.45 * 2 * subject.fmt.unit_roundoff * LARGE / tiles).expand(2, 1, TERMS, -1).clone()
-    terms[0, :, 0] = terms[1, :, -1] = LARGE
-    return subject.rounded(terms)

@@ -167,13 +167,11 @@ class Found:
         number: the largest difference of what should be equal, in the units of what is compared; NaN where an answer
             holds NaN.
         limit: up to which two right answers may differ; 0 where they do not, or may not.
-        problem: in words, "" where there is none.
         convention: what is given instead, by convention, in words; "" where nothing is.
     """
 
     number: float
     limit: float = 0.0
-    problem: str = ""
     convention: str = ""
 
     @property
@@ -222,7 +220,7 @@ def cases(*names: str) -> Callable[[Callable[[KernelUnderTest, str], Found]], As
                     yield row | dict(outcome=outcome, problem=str(error))
                 else:
                     numbers = dict(number=found.number, limit=found.limit)
-                    yield row | numbers | dict(outcome=found.outcome, problem=found.convention or found.problem)
+                    yield row | numbers | dict(outcome=found.outcome, problem=found.convention)
 
         return ask
 
