@@ -182,7 +182,7 @@ def in_parts():
     L = torch.stack([part.logsumexp(-1) for part in S.split([192, 64], -1)], -1)  # of unequal parts
     shares = torch.softmax(L / math.log(2), -1).repeat_interleave(torch.tensor([192, 64]), -1)
     parts = torch.cat([part.softmax(-1) for part in S.split([192, 64], -1)], -1)
-    said = "merged by e to the power of their log-sum-exp of base"
+    said = "merged as if their log-sum-exp to base 2 were a natural one"
     yield "base e", (shares * parts @ v.double()).to(q.dtype), {}, said
     bias = torch.randn(4, 256, 256, generator=torch.Generator().manual_seed(3)).to(q.dtype)
     of_heads = attention((q, k, v), mask=torch.tensor([1.3, 0.8, 1.5, 0.7])[:, None, None] * bias)

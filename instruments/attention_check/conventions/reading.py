@@ -227,6 +227,9 @@ def _added(options, reading, places, shape):
     if options.get("mask") is not None and mask_choice not in ("ignored", "together"):
         bias = bias + _masked(options["mask"], mask_choice, entries, heads_at, rows, shape)
     if alibi:
+        numbers = options.get("mask") is not None and options["mask"].dtype != torch.bool and mask_choice != "ignored"
+        if numbers and ((options["mask"] > HIDES) & (options["mask"] != 0)).any():
+            raise Unfit("alibi: the mask's numbers may be ALiBi's")
         slopes = _slopes(heads)[heads_at, None, None]
         times = alibi if isinstance(alibi, float) else 1 if alibi == "falling" else -1
         bias = bias - times * slopes * distance.abs()

@@ -421,6 +421,8 @@ def _range(few, base):
 def _windows(few, base):
     """Windows of so many keys before a row's own and none, as many, all, or as many as believed after it; or of so many
     after it, and all or as many as believed before it."""
+    if few.call.q.shape[2] == 1 and not few.call.options.get("window"):
+        return  # of one query that is a range of keys: they may be lost
     rows = _narrow(few.rows(replace(base, window=(None, None))))
     P, (n_q, n_kv) = _unnormalised(rows), rows.shape[2:]
     before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
@@ -505,6 +507,5 @@ def _errors(P, sinks, rows, order):
     return torch.stack(total, 1).nan_to_num(0.0).sum(0)
 
 
-# what gives dialects beside a base, read off some rows of the output; of one query a window and a range of keys are the
-# same: a window is likelier
+# what gives dialects beside a base, read off some rows of the output
 READ_OFF = (_windows, _range, _heads, _sinks, _rope)

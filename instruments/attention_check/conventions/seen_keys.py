@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_check.conventions.attention import Dialect, scores
 from attention_check.conventions.reading import CapturedCall, Places, Unfit
 from attention_check.conventions.search import HELD_OUT, TINY
+from attention_check.conventions.solved_weights import EXPLAINED
 
 MOST = 4096  # keys: of more there are too many ranges
 FITTED, HELD = slice(None, None, 2), slice(1, None, 2)  # features: those that a range is fitted to, and the others
@@ -53,10 +54,10 @@ def seen_keys(call: CapturedCall, places: Places) -> tuple[SeenKeys, ...]:
     for i, j in torch.cartesian_prod(*map(torch.arange, P[:, 0, :, 0].shape)).tolist():
         row = _Row(P[i, :, j], sinks[i, :, j], rows.v[i], rows.o[i, :, j], (believed.bias[i, :, j] > -torch.inf).any(0))
         golden = believed.golden[i, :, j, HELD]
-        right = allowed * golden.square().sum().item()
-        if (golden - row.o[:, HELD]).square().sum().item() <= right:
+        right, off = allowed * golden.square().sum().item(), (golden - row.o[:, HELD]).square().sum().item()
+        if off <= right:
             continue
-        seen = row.seen(right) if row.o.any() else (Sees.ALONE, (0, 0))
+        seen = row.seen(min(right, EXPLAINED * off)) if row.o.any() else (Sees.ALONE, (0, 0))
         if seen is None:
             return ()
         at = int(rows.places[0][i]), int(rows.places[2][j])

@@ -14,6 +14,7 @@ from attention_check.conventions.reading import CapturedCall
 SIZES = (256, 128, 64, 32, 16)  # keys of a tile that are tried after one tile of all keys, the largest first
 FEATURES = 4  # of V, for each tile at least: half of them are fitted to, and twice as many numbers as are sought
 HELD_OUT = 2.0  # times the residual that is rounding, on the features that were not fitted to
+EXPLAINED = 0.1  # of the squared error, that may be left on these features: rounding of large scores may be as large
 SURE = 6.0  # standard errors: so far from 1 a tile's weight is off
 LEAST = 0.05  # and by so much: less may be rounding to one side
 IN_MOST = 0.95  # of the rows, that follow a rule: the others are as rounding may make one in twenty
@@ -85,7 +86,8 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
             continue
         tiles = torch.stack([part @ v for part, v in zip(parts, rows.v.split(size, 2))], -1)[counted]
         times, error, left = _solved(tiles, rows.o[counted])
-        if left > rounding:
+        off = (tiles.sum(-1) - rows.o[counted])[:, 1::2].norm() / rows.o[counted][:, 1::2].norm()
+        if left > min(rounding, EXPLAINED**0.5 * off):
             continue
         near = torch.maximum(SURE * error, torch.full_like(error, LEAST))
         off = ((times - 1).abs() > near) & (tiles.square().sum(-2) > 0)  # of tiles of which the row sees a key

@@ -73,14 +73,14 @@ OVERFLOWS = {  # of `explanation.OVERFLOWS` -> what it is
     "sums": "the sum of exp(score - largest) v, not yet divided by the row sum, is beyond 65,504, FP16's largest",
 }
 TILES = {  # of a Rule -> what is wrong
-    Rule.ROW_SUM: "each row is multiplied by a number of its own",
+    Rule.ROW_SUM: "rows are multiplied by factors",
     Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
     Rule.MISSING: "{tiles} are missing",
     Rule.ZEROS: "{tiles} are zeros: they count in the row sum, and have no values",
     Rule.MAXIMUM: "{tiles} are not rescaled where a later one raises the maximum",
     Rule.EQUAL: "parts of keys are merged without their log-sum-exp: each counts alike",
-    Rule.BASE_2: "parts of keys are merged by 2 to the power of their natural log-sum-exp",
-    Rule.BASE_E: "parts of keys are merged by e to the power of their log-sum-exp of base 2",
+    Rule.BASE_2: "parts of keys are merged as if their natural log-sum-exp were one to base 2",
+    Rule.BASE_E: "parts of keys are merged as if their log-sum-exp to base 2 were a natural one",
     Rule.OTHER: "{tiles} have wrong weights",
 }
 OUT_OF_SIGHT = (
@@ -350,7 +350,7 @@ def _tiles(found):
     for first, last, least, largest in found.tiles.tiles:
         span = f"{least:.2g} to {largest:.2g}" if largest - least > SPAN * max(abs(largest), 1) else f"{largest:.1f}"
         if rule == Rule.ROW_SUM:
-            yield f"It is {span}, {rows}. The weights of a row are right among themselves: its row sum is wrong."
+            yield f"The factor is {span}, {rows}. The weights of a row are right among themselves: its sum is wrong."
         elif rule == Rule.MISSING:
             yield f"Keys {first} to {last} are missing, {rows}."
         elif rule != Rule.BEFORE_MASK:
@@ -425,7 +425,7 @@ def _where(where: WrongRegions) -> str:
         if ranges := getattr(where, several):
             parts.append(f"{one if len(ranges) == 1 and len({*ranges[0]}) == 1 else several} {_listed(ranges)}")
     if where.share == 1 and not parts:
-        return "all heads, in each by itself"
+        return "every head, perhaps in each in another way"
     share = "under 1%" if where.share < 0.005 else f"{where.share:.0%}"
     return f"{', '.join(parts) or 'places without a pattern'} ({share} of the rows)"
 
@@ -437,6 +437,8 @@ def _listed(ranges):
 def _shared(found):
     if found.blind_rows:
         yield BLIND[found.blind_rows]
+    if found.zero_rows:
+        yield f"{found.zero_rows:,} rows that see keys are 0."
     looked_at, of = found.rows
     if looked_at < of:
         yield f"{looked_at:,} of {of:,} rows were looked at."

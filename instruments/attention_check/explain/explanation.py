@@ -32,6 +32,7 @@ from fa_lib.theory.extremes import RMS
 UNLIKE = 4.0  # times the median row's error: a row that is looked at again; times the sample's: that is none of it
 SUSPECTS = 256  # rows of a head, at most, that are looked at again
 ONE_CAST = RMS * E4M3.unit_roundoff  # relative root mean square: of values that are rounded once, to 8 bits
+COARSER = 8.0  # times Baseline's error: as of three bits fewer in every step; with more, noise is no arithmetic
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 SHOWN = 8  # dialects that were tried, the nearest
 # aspects in which a dialect may be near to another one, so that being near is no evidence
@@ -49,7 +50,7 @@ class Case:
     """A call, or a part of one, and what is known of it: each thing is computed where it is first needed."""
 
     def __init__(self, call: CapturedCall):
-        self.call, self.fitted = call, list[Rated]()
+        self.call, self.fitted, self.zero_rows = call, list[Rated](), 0
 
     @cached_property
     def believed(self) -> Distance | None:
@@ -89,7 +90,7 @@ class Case:
         return Explanation(
             verdict, numbers.rows.dialect.changes(), self.call.fmt.name, numbers.times_bound, numbers.times_rule,
             numbers.residual, self.believed.residual if self.believed else math.inf,
-            rows=(looked_at, math.prod(map(len, places))), scale=numbers.rows.scale, **fields,
+            rows=(looked_at, math.prod(map(len, places))), scale=numbers.rows.scale, zero_rows=self.zero_rows, **fields,
         )  # fmt: skip
 
     def confirmed(self, numbers: Distance, verdict: Verdict, arithmetic: Cause | None = None) -> Explanation:
@@ -193,7 +194,8 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
     if not due.any():
         return None
     found = explanation(replace(call, o=o))
-    if found.verdict == Verdict.BUG:
+    if found.verdict == Verdict.BUG and not (found.dialect and found.has_cause):
+        case.zero_rows = int(due.sum())
         return None
     found = replace(found, believed=believed.residual)  # of the rows as they are
     mask, n_q = call.options.get("mask"), due.shape[2]
@@ -313,7 +315,8 @@ def in_coarser_arithmetic(case: Case, believed: Distance | None) -> Explanation 
     if changes.keys() & GRADUAL:
         near = min(NEAR, MUCH * before) if all(change in BY_CHOICE for change in changes.items()) else 0.0
     alike = numbers.is_even and numbers.residual <= near
-    if alike and not changes and (numbers.times_bound or 0.0) > BOUNDS:  # an error that is like noise is no
+    large = numbers.residual > ONE_CAST and numbers.times_rule > COARSER
+    if alike and not changes and ((numbers.times_bound or 0.0) > BOUNDS or large):  # an error that is like noise is no
         share = noise(numbers.rows)  # other function's, but for a dropout of more weights than nobody drops
         alike = share is not None and share < LEAST_DROPOUT and numbers.residual <= ONE_CAST
     if not (found or alike and not wrong_tiles(call, best)):

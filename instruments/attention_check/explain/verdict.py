@@ -118,6 +118,7 @@ class Explanation:
         where: the parts that are wrong; None where none are, or all.
         dropout: the share of weights that dropout took, where the weights show it. noise: the share whose dropout would
             make an error of this size, where it is like noise: no other cause can be told from it.
+        zero_rows: rows of 0 that see keys, of an output that is wrong in others, too.
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         constant: the number that all of the output is; None where it is several.
@@ -167,6 +168,7 @@ class Explanation:
     overflow: str = ""
     hides: str = ""
     nan_rows: int = 0
+    zero_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
     short: int = 0
