@@ -1,18 +1,15 @@
 """Kernels written in Triton, of projects with one or two: those of xformers, flash-linear-attention, FlagGems and
-flash-attn-triton from their archives, without what else these projects would import; and what is installed, xformers'
-and SageAttention's."""
+flash-attn-triton from their archives, without what else these projects would import; and SageAttention's."""
 
 import sys
 from functools import cache
-from itertools import product
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attention_gallery.adapters import HALF, accepts, repeated, swapped
-from attention_gallery.catalogue import installed, pinned
+from attention_gallery.catalogue import pinned
 from attention_gallery.source_modules import module
 from ptx_machine.sources import unpacked
 
@@ -70,16 +67,9 @@ def fla_parallel(q, k, v, causal=False, scale=None):
     if q.shape[3] > 256:
         raise NotImplementedError(f"parallel_attn has head_dim up to 256; got {q.shape[3]}")
     stubs = {"fla": {"__version__": FLA.version, "__path__": [str(unpacked(FLA) / "fla")]}}
-    stubs |= {} if installed("einops") else {"einops": {"reduce": _sums_of_groups}}  # which need not be installed
     parallel = module(FLA, "fla.ops.attn.parallel", stubs)
     parallel.check_shared_mem.cache_clear()  # its answer is that of the GPU of the call before
     return swapped(parallel.parallel_attn(swapped(q), swapped(k), swapped(v), scale=scale))  # (batch, n, heads, d)
-
-
-def _sums_of_groups(x: Tensor, pattern: str, *, g: int, reduction: str) -> Tensor:
-    """Stand in for einops.reduce, which parallel.py calls to add up the gradients of the `g` heads of Q that share one
-    of K; x: (batch, n, heads, head_dim)."""
-    return x.unflatten(2, (-1, g)).sum(3)  # (batch, n, kv_heads, head_dim)
 
 
 @accepts("FlagGems", HALF, FLAG_GEMS_WIDTHS, top_left=True)
@@ -97,36 +87,23 @@ def flag_gems_sdpa(q, k, v, causal=False, scale=None):
 @cache
 def _flag_gems() -> ModuleType:
     """Import attention.py, once. FlagGems' runtime asks the machine for its vendor when it is imported; what stands
-    in for it says what its files say for an A100: runtime/backend/_nvidia/tune_configs.yaml, lines 1 to 44."""
+    in for it has the first configuration that it would try on an A100: runtime/backend/_nvidia/tune_configs.yaml,
+    lines 1 to 44, of which flash_kernel.py, line 257, keeps some."""
     from triton import Config, autotune  # pyright: ignore[reportMissingImports]
 
-    def configurations(names, blocks):
-        every: Any = product(blocks, (4, 8), (2, 3, 4))
-        return [Config(dict(zip(names, block)), num_warps=warps, num_stages=stages) for block, warps, stages in every]
-
-    tuned = {
-        "attention": configurations(
-            ("BLOCK_M", "BLOCK_N", "PRE_LOAD_V"), product((32, 64, 128), (32, 64, 128), (True, False))
-        ),
-        "attention_bwd": configurations(
-            ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"),
-            ((32, 128, 128, 32), (64, 128, 64, 64), (64, 128, 64, 32)),
-        ),
+    blocks: dict[str, Any] = {
+        "attention": dict(BLOCK_M=128, BLOCK_N=32, PRE_LOAD_V=True),
+        "attention_bwd": dict(BLOCK_M1=32, BLOCK_N1=128, BLOCK_M2=128, BLOCK_N2=32),
     }
+    tuned = {name: [Config(sizes, num_warps=4, num_stages=2)] for name, sizes in blocks.items()}
     runtime = {"get_tuned_config": tuned.__getitem__, "torch_device_fn": torch.cuda}
     utils = {"libentry": lambda: lambda fn: fn, "libtuner": autotune}  # libentry stores compiled kernels
     flash = dict.fromkeys(("mha_fwd", "mha_varlan_fwd", "mha_varlan_fwd_opt"))
     stubs = {
         "flag_gems.runtime": runtime, "flag_gems.config": {"use_c_extension": False}, "flag_gems.utils": utils,
-        "flag_gems.ops.flash_api": flash, "flag_gems.ops.flash_kernel": {"keep": _kept},
+        "flag_gems.ops.flash_api": flash, "flag_gems.ops.flash_kernel": {"keep": lambda config, must_keep: True},
     }  # fmt: skip
     return module(FLAG_GEMS, "flag_gems.ops.attention", stubs)
-
-
-def _kept(config: Any, must_keep: Any = None) -> bool:
-    """Say whether a configuration is tried, as flash_kernel.py, line 257, does."""
-    blocks = (config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"], config.num_warps)
-    return blocks in ((128, 32, 4), (128, 128, 8)) or bool(must_keep and config in must_keep)
 
 
 @accepts("flash-attn-triton", HALF, FLASH_ATTN_TRITON_WIDTHS, square=True)
@@ -140,34 +117,6 @@ def flash_attn_triton_package(q, k, v, causal=False, scale=None):
     sys.modules.setdefault(gone, ModuleType(gone))
     attention = module(FLASH_ATTN_TRITON, "flash_attn_triton.flash_attn_interface").flash_attn_func
     return swapped(attention(*map(swapped, (q, k, v)), softmax_scale=scale, causal=causal))
-
-
-@accepts("xformers' split-K kernel", gradients=False, tall=False)
-def xformers_split_k(q, k, v, causal=False, scale=None):
-    """Call xformers' memory_efficient_attention_forward by triton_splitk.FwOp, which chooses the number of parts.
-
-    With a causal mask all sequences are packed one behind another, as in decoding, with at most 16 queries."""
-    from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
-
-    batch, heads, n_q, _ = q.shape
-    n_kv, bias = k.shape[2], None
-    tensors = [swapped(x).contiguous() for x in (q, *repeated(q, k, v))]
-    if causal:
-        masks = fmha.attn_bias.BlockDiagonalCausalWithOffsetPaddedKeysMask
-        bias = masks.from_seqlens(q_seqlen=[n_q] * batch, kv_padding=n_kv, kv_seqlen=[n_kv] * batch, device=q.device)
-        tensors = [x.flatten(0, 1)[None] for x in tensors]
-    o = fmha.memory_efficient_attention_forward(*tensors, bias, scale=scale, op=fmha.triton_splitk.FwOp)
-    return swapped(o.reshape(batch, n_q, heads, -1))
-
-
-@accepts()
-def xformers_default(q, k, v, causal=False, scale=None):
-    """Call xformers.ops.memory_efficient_attention by the operator that xformers chooses."""
-    from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
-
-    bias = fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None
-    tensors = (swapped(x) for x in (q, *repeated(q, k, v)))
-    return swapped(fmha.memory_efficient_attention(*tensors, bias, scale=scale))
 
 
 @accepts("SageAttention", gradients=False, top_left=True)

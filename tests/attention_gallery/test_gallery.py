@@ -155,8 +155,8 @@ def test_a_kernel_of_a_gpu_needs_one_and_its_library(monkeypatch):
     monkeypatch.setattr(catalogue, "installed", lambda name: "1.0" if name == "torch" else None)
     assert not ON_CUDA["torch_cudnn"].problem and gallery.torch_cudnn.__name__ == "torch_cudnn"
     assert gallery.torch_varlen.__name__ == "torch_varlen", "what a CPU cannot run, a GPU can"
-    problem = ON_CUDA["xformers_split_k"].problem
-    assert "xformers, not installed" in problem and "docs/gpu/recorded.md" in problem
+    problem = ON_CUDA["sageattention"].problem
+    assert "sageattention, not installed" in problem and "docs/gpu/recorded.md" in problem
     assert "gallery:torch_flash on cuda (PyTorch)\n    torch 1.0; runs here" in catalogue.listing()
 
 

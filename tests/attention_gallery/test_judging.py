@@ -106,9 +106,9 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
 def test_on_a_gpu_an_error_is_a_row(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = JudgingSettings(str(tmp_path), "gpu", "cuda")
-    row = judging.rows(["torch_math", "xformers_split_k"], settings).set_index("key")
+    row = judging.rows(["torch_math", "flash_attn"], settings).set_index("key")
     assert row.loc["torch_math", ["verdict", "problem"]].tolist() == ["not_judged", "not judged yet"]
-    assert row.verdict["xformers_split_k"] == "cannot_run" and "needs xformers" in row.problem["xformers_split_k"]
+    assert row.verdict["flash_attn"] == "cannot_run" and "needs flash-attn" in row.problem["flash_attn"]
     ends(monkeypatch, 1, "Traceback\nAcceleratorError: CUDA error: an illegal memory access\n\n")
     table = judging.judge_all(["torch_math"], settings, print)
     assert table.verdict[0] == "not_judged" and table.problem[0].endswith("CUDA error: an illegal memory access")
