@@ -374,7 +374,7 @@ def _nearest(found):
 
 
 def _believed(found):
-    off = f"it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}"
+    off = f"it is off by {found.believed:.2g} of its size; in this reading, by {found.residual:.2g}"
     yield f"As you describe the call {off if math.isfinite(found.believed) else 'the shapes do not fit'}."
 
 
