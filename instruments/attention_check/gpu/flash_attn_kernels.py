@@ -132,10 +132,10 @@ class Kernels:
         entries = re.findall(r"\.entry (\w+)", text)
         self._entries = [_mangled(instance, entries) for instance in instances]
         self._kernels: dict[str, Kernel] = {}
-        variable = self._kernel(self._entries[0]).variable
-        self._size, *pairs = variable("layout").view(np.uint32).tolist()
+        variables = self._kernel(self._entries[0]).variables
+        self._size, *pairs = variables["layout"].view(np.uint32).tolist()
         self._layout = {name: (pairs[2 * i], pairs[2 * i + 1]) for i, name in enumerate(fields)}
-        self.shared = variable("shared_bytes").view(np.uint32).tolist()
+        self.shared = variables["shared_bytes"].view(np.uint32).tolist()
 
     def kernel(self, name: str) -> Kernel:
         """Return the kernel whose name contains `name`.
