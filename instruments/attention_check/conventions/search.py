@@ -421,8 +421,6 @@ def _range(few, base):
 def _windows(few, base):
     """Windows of so many keys before a row's own and none, as many, all, or as many as believed after it; or of so many
     after it, and all or as many as believed before it."""
-    if few.call.q.shape[2] == 1 and not few.call.options.get("window"):
-        return  # of one query that is a range of keys: they may be lost
     rows = _narrow(few.rows(replace(base, window=(None, None))))
     P, (n_q, n_kv) = _unnormalised(rows), rows.shape[2:]
     before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
@@ -434,7 +432,8 @@ def _windows(few, base):
         last = torch.searchsorted(far.gather(-1, order), torch.arange(n_kv).expand_as(far).contiguous(), right=True) - 1
         errors = _errors(*P, rows, order).gather(-1, last.clamp(min=0)).sum(0)  # (n_kv,): of windows of 0, 1, ... keys
         size = int(errors.argmin())
-        if size < n_kv - 1:
+        limit = n_kv // 2 if n_q == 1 and not few.call.options.get("window") else n_kv - 1  # else keys may be lost
+        if size < limit:
             yield replace(base, window=tuple(size if side is True else side for side in (left, right)))
 
 

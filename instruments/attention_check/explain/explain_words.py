@@ -437,7 +437,7 @@ def _listed(ranges):
 def _shared(found):
     if found.blind_rows:
         yield BLIND[found.blind_rows]
-    if found.zero_rows:
+    if found.zero_rows and not found.dialect:
         yield f"{found.zero_rows:,} rows that see keys are 0."
     looked_at, of = found.rows
     if looked_at < of:

@@ -194,7 +194,7 @@ def rows_of_zero(case: Case, believed: Distance) -> Explanation | None:
     if not due.any():
         return None
     found = explanation(replace(call, o=o))
-    if found.verdict == Verdict.BUG and not (found.dialect and found.has_cause):
+    if found.verdict == Verdict.BUG:
         case.zero_rows = int(due.sum())
         return None
     found = replace(found, believed=believed.residual)  # of the rows as they are

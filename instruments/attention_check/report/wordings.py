@@ -501,7 +501,7 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
         f"The tensors were captured at {' of '.join(filter(None, (place(at), at.get('model'))))}"),
     "explained": lambda f, at: Sentence(
         f"`fa-lib explain` calls the {at['tensor']} of the file {at['verdict']}",
-        "" if f.number is None or f.number <= f.limit else f"{as_times(f.number, f.limit)} × the largest that is rounding"),
+        f"{as_times(f.number, f.limit)} × the largest that is rounding" if (f.number or 0.0) > f.limit else ""),
     "not_explained": lambda f, at: Sentence(at["why"]),
     # a model
     "sees_later": lambda f, at: Sentence(
