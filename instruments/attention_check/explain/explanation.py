@@ -396,7 +396,7 @@ def wrong_in_each_head(case: Case, believed: Distance) -> Explanation | None:
         return None
     inner = _of_part(call, first, first, believed.scan.places[2])
     named = inner and (inner.dialect or inner.moved or inner.seen) and inner.where is None
-    if not named or len(inner.dialect) > MOST:
+    if not inner or not named or len(inner.dialect) > MOST:
         return None
     where = WrongRegions(1.0, (), (), (), (), (*believed.rows.shape[:3], call.v.shape[-1]))
     return case.explained(believed, of_all=True, inside=(0, (0,), inner), where=where)

@@ -501,7 +501,8 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
         f"The tensors were captured at {' of '.join(filter(None, (place(at), at.get('model'))))}"),
     "explained": lambda f, at: Sentence(
         f"`fa-lib explain` calls the {at['tensor']} of the file {at['verdict']}",
-        f"{as_times(f.number, f.limit)} × the largest that is rounding" if (f.number or 0.0) > f.limit else ""),
+        f"{as_times(f.number, f.limit)} × the largest that is rounding"
+        if f.number is not None and f.limit is not None and f.number > f.limit else ""),
     "not_explained": lambda f, at: Sentence(at["why"]),
     # a model
     "sees_later": lambda f, at: Sentence(
