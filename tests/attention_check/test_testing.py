@@ -137,7 +137,7 @@ def cause_of(key, tiles=0):
     (carrying(32, accumulator=BF16, row_sum=BF16), "sums", 8),
 ])  # fmt: skip
 def test_the_sum_that_is_low_is_named(kernel, key, tiles):
-    """Other conventions are named as in tests/test_explain_fitted.py."""
+    """Other conventions are named as in tests/attention_check/test_explain_fitted.py."""
     q, k, v = drawn("uniform", n_q=32)
     with pytest.raises(AssertionError) as failed:
         assert_attention_close(kernel(q, k, v), q, k, v, precision="BF16", tiles=16)

@@ -11,8 +11,8 @@ import fa_lib
 from attention_check.explain.explain_words import lines
 from attention_check.explain.verdict import Verdict
 from benchmarks.reports import drawn
-from tests.test_explain import golden, in_place, side_by_side
-from tests.test_explain_gradients import gradients
+from tests.attention_check.test_explain import golden, in_place, side_by_side
+from tests.attention_check.test_explain_gradients import gradients
 
 FP32 = torch.float32
 

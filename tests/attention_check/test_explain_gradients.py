@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import fa_lib
 from attention_check.explain.verdict import Verdict
 from benchmarks.reports import drawn
-from tests.test_explain import in_place
+from tests.attention_check.test_explain import in_place
 
 N = 192
 NAMES = ("dq", "dk", "dv")
