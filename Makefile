@@ -36,7 +36,7 @@ lab: $(call has,figures) ## open JupyterLab on notebooks/00_attention_in_low_pre
 		--LabApp.default_url='/lab/tree/notebooks/00_attention_in_low_precision.ipynb?file-browser-path=/' # else it shows notebooks/
 report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	$(FA_LIB) check $(if $(QKV),tensors $(if $(FORMAT),--format="$$FORMAT") -- "$$QKV",kernel -- "$$KERNEL")
-gallery gallery-quick: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery and figures/gallery; or five of them, into build/gallery
+gallery gallery-quick: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery; or five of them, into build/gallery
 gallery-gpu gallery-gpu-quick: $(call has,gpu) ## the same for GPU kernels, without a GPU; or three of them
 gallery gallery-quick gallery-gpu gallery-gpu-quick:
 	$(FA_LIB) dev gallery $(addprefix --,$(filter gpu quick,$(subst -, ,$@)))

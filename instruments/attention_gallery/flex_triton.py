@@ -13,8 +13,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from attention_gallery.adapters import HALF, accepts
+from attention_gallery.torch_kernels import flex
 from ptx_machine.device import GPU
 from ptx_machine.triton_driver import triton
 
@@ -52,10 +54,6 @@ def flex_decode(q, k, v, causal=False, scale=None, gpu="A100"):
 
 
 def _flex(q, k, v, causal, scale, gpu, backend):
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    n_q, n_kv = q.shape[2], k.shape[2]
-    mask = create_block_mask(_causal(n_kv - n_q), None, None, n_q, n_kv, device="cpu") if causal else None
     limits = dict(recompile_limit=MOST_SHAPES, accumulated_recompile_limit=MOST_SHAPES)
     with (
         torch.no_grad(),
@@ -64,20 +62,13 @@ def _flex(q, k, v, causal, scale, gpu, backend):
         torch._inductor.config.patch(fx_graph_cache=False),  # pyright: ignore  # else one compiled for this CPU
         torch._functorch.config.patch(enable_autograd_cache=False),  # pyright: ignore
     ):
-        options = dict(kernel_options={"BACKEND": backend}, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-        return _compiled(flex_attention, gpu)(q, k, v, block_mask=mask, **options)
+        return flex(_compiled(gpu), q, k, v, causal, scale, kernel_options={"BACKEND": backend})
 
 
 @cache
-def _causal(offset: int) -> Callable:
-    """Make a mask_mod; the same function for the same offset, so that Dynamo knows it again."""
-    return lambda b, h, query, key: query + offset >= key
-
-
-@cache
-def _compiled(fn: Callable, gpu: GPU) -> Callable:
-    """Compile a function for a GPU, anew for each shape, as the first call of a process with that shape is."""
-    return torch.compile(fn, backend=partial(_backend, gpu=gpu), fullgraph=True, dynamic=False)
+def _compiled(gpu: GPU) -> Callable:
+    """Compile flex_attention for a GPU, anew for each shape, as the first call of a process with that shape is."""
+    return torch.compile(flex_attention, backend=partial(_backend, gpu=gpu), fullgraph=True, dynamic=False)
 
 
 def _backend(graph: torch.fx.GraphModule, inputs: list, gpu: GPU) -> Callable:

@@ -10,13 +10,13 @@ import ctypes
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import files
 
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, visible
+from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, visible
 
 TYPES = {"FP32": 0, "FP16": 1, "q4_0": 2, "q8_0": 8, "BF16": 30}  # enum ggml_type of ggml.h
 DTYPES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
@@ -108,25 +108,19 @@ class Ggml:
                 )
             if kind in STORED and not torch.equal(x.to(STORED[kind]).to(x.dtype), x):
                 raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
-        (n_q, n_kv), outputs = (q.shape[2], k.shape[2]), []
-        calls = calls_of(n_q, n_kv, self.queries, causal) if self.queries else [(slice(0, n_q), n_kv)]
-        for rows, keys in calls:
-            mask = causal and rows.stop - rows.start > 1
-            tensors = q[:, :, rows], k[:, :, :keys], v[:, :, :keys]
-            q_i, k_j, v_j = zip(tensors, ("FP32", *kinds))  # each a tensor and the type that it is stored in
-            outputs.append(self._attend(q_i, k_j, v_j, softmax_scale(q, scale), mask))
-        o = torch.cat(outputs, 1).transpose(1, 2).contiguous()
+        one_call = partial(self._attend, kinds)
+        every_call = queries_at_a_time(one_call, self.queries) if self.queries else one_call
+        o = every_call(q, k, v, causal=causal, scale=softmax_scale(q, scale))
         return o if self.precise else o.to(q.dtype)
 
-    def _attend(self, q, k, v, scale, causal):
-        """Make one call of ggml: o (batch, n_q, heads, head_dim of v), FP32. q, k, v: each a tensor (batch, heads, n,
-        head_dim) and the type that it is stored in."""
-        ggml, (batch, heads, n_q, _), (_, _, keys, width) = _functions(self.wheel), q[0].shape, v[0].shape
+    def _attend(self, kinds, q, k, v, causal, scale):
+        """Make one call of ggml: o, FP32. kinds: the types that K and V are stored in."""
+        ggml, (batch, heads, n_q, _), (_, _, keys, width) = _functions(self.wheel), q.shape, v.shape
         o = torch.empty(batch, n_q, heads, width)
         mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
-        with _context(ggml, 4 * sum(x.numel() for x in (o, q[0], k[0], v[0])) + mask_size) as context:
+        with _context(ggml, 4 * sum(x.numel() for x in (o, q, k, v)) + mask_size) as context:
             mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
-            tensors = [_tensor(ggml, context, *each) for each in (q, k, v)]
+            tensors = [_tensor(ggml, context, x, kind) for x, kind in zip((q, k, v), ("FP32", *kinds))]
             out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
             ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
             graph = ggml["ggml_new_graph"](context)
@@ -135,7 +129,7 @@ class Ggml:
             if status:
                 raise RuntimeError(f"ggml_graph_compute_with_ctx returns status {status}")
             ctypes.memmove(o.data_ptr(), ggml["ggml_get_data"](out), 4 * o.numel())
-        return o
+        return swapped(o).contiguous()
 
 
 @contextmanager

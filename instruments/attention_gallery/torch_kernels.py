@@ -1,6 +1,7 @@
 """Torch's own attention kernels, on CPU and CUDA: scaled_dot_product_attention by backend, flex_attention, varlen."""
 
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -60,20 +61,22 @@ def _compiled():
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _flex(fn, q, k, v, causal, scale):
-    """Call fn, flex_attention as it is or compiled."""
+@cache
+def _sees(offset: int) -> Callable:
+    """Make a causal mask_mod; the same function for the same offset, so that Dynamo knows it again."""
+    return lambda batch, head, i, j: i + offset >= j
+
+
+def flex(fn, q, k, v, causal, scale, **options):
+    """Call fn, flex_attention as it is or compiled. A causal mask is a BlockMask, aligned bottom-right."""
     n_q, n_kv = q.shape[2], k.shape[2]
-
-    def sees(batch, head, i, j):
-        return i + (n_kv - n_q) >= j
-
-    mask = create_block_mask(sees, None, None, n_q, n_kv, device=q.device) if causal else None
-    return fn(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    mask = create_block_mask(_sees(n_kv - n_q), None, None, n_q, n_kv, device=q.device) if causal else None
+    return fn(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **options)
 
 
 def torch_flex(q, k, v, causal=False, scale=None):
     """Call flex_attention without torch.compile: S and P are written out."""
-    return _flex(flex_attention, q, k, v, causal, scale)
+    return flex(flex_attention, q, k, v, causal, scale)
 
 
 def torch_flex_compiled(q, k, v, causal=False, scale=None):
@@ -84,7 +87,7 @@ def torch_flex_compiled(q, k, v, causal=False, scale=None):
     if q.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
         raise NotImplementedError("inductor compiles no flex_attention for a CPU without AVX2 (ATEN_CPU_CAPABILITY)")
     with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000):
-        return _flex(_compiled(), q, k, v, causal, scale)
+        return flex(_compiled(), q, k, v, causal, scale)
 
 
 def torch_varlen(q, k, v, causal=False, scale=None):

@@ -24,8 +24,8 @@ def gallery(
 ) -> None:
     """Judge the attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
 
-    What is done is not done again. All of them together renew data/gallery and figures/gallery of the
-    checkout. Judge one with all its tables by `fa-lib check kernel gallery:KEY`.
+    What is done is not done again. All of them together renew data/gallery of the checkout. Judge one with all its
+    tables by `fa-lib check kernel gallery:KEY`.
     """
     with exit_on_error(kept="kernels that are judged are kept in build/: the same command resumes"):
         if list_:

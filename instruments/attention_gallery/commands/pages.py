@@ -27,7 +27,7 @@ from fa_lib.execution.ledger import markdown_table
 from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import CHECKOUT, ROOT, build
 from fa_lib.execution.pools import workers
-from fa_lib.execution.results import provenance, recorded, save_figure
+from fa_lib.execution.results import provenance, recorded
 from fa_lib.execution.sweep import sweep
 from fa_lib.execution.untrusted import Untrusted
 from fa_lib.plots.recorded import NONE
@@ -35,7 +35,6 @@ from fa_lib.plots.recorded import NONE
 TABLES = ROOT / "data" / "gallery"
 JUDGEMENTS = TABLES / "judgements.json"  # kernel -> the record of its Judgement
 RECORDED = "14_gallery"  # the table that was recorded of kernels on another device
-OTHERS = "other_versions"  # the table of `others`
 ON_MODELLED = "GPUs that are modelled on a CPU"  # the title of the kernels of MODELLED
 BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
@@ -47,8 +46,7 @@ WORDS = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 
 
 def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: bool = False) -> None:
-    """Judge kernels of the gallery and print a line for each. When all of a catalogue are judged, renew the committed
-    files: data/gallery and figures/gallery*.
+    """Judge kernels of the gallery and print a line for each. When all of a catalogue are judged, renew data/gallery.
 
     Args:
         only: keys of kernels; empty is all of them, or if quick five, three of the simulated ones.
@@ -65,41 +63,37 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable, simulated: 
     table = judge_all(list(only or keys), settings, say, jobs)
     for row in table.to_dict("records"):
         say(summary_line(row))
-    if everything and simulated:
-        publish(table, settings)
-        say("data/gallery/modelled.csv and figures/gallery are new; see `git status`")
-    elif everything:
-        say("the finds")
-        proofs = prove(f"{Path(settings.folder) / 'cells'}", jobs)
-        for find in FINDS.keys() - proofs.keys():
-            say(f"{find}: kept as it was; this processor computes it otherwise")
-        publish(table, settings, proofs_kept() | proofs)
-        say("data/gallery and figures/gallery are new; see `git status`")
+    if everything:
+        proofs = {} if simulated else prove(f"{Path(settings.folder) / 'cells'}", jobs, say)
+        publish(table, settings, proofs)
+        say("data/gallery is new: commit it, then `make publish` draws the figures")
 
 
-def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
+def prove(cache: str, jobs: int, say: Callable) -> dict[str, pd.DataFrame]:
     """Compute the tables of the finds, swept over lengths, queries, threads and splits: find -> rows of `finds`, with
     the parameters of each; without OpenVINO's where this processor computes its FP16 otherwise."""
-    inputs, grids = dict(distribution=["uniform", "normal"], seed=range(2)), WORDS["finds"]
+    inputs, grids = dict(distribution=["uniform", "normal"], seed=range(2)), dict(WORDS["finds"])
+    if not computes_fp16_in_bf16():
+        del grids["openvino"]
+        say("openvino: its find is kept as it was; this processor computes it otherwise")
+    proofs = {}
     with workers(jobs) as pool:
-        swept = {
-            find: [sweep(FINDS[find], grid | inputs, cache=cache, executor=pool) for grid in grids[find]]
-            for find in grids
-            if find != "openvino" or computes_fp16_in_bf16()
-        }
-    return {find: pd.concat(tables, ignore_index=True) for find, tables in swept.items()}
+        for find, of_find in grids.items():
+            tables = [sweep(FINDS[find], grid | inputs, cache=cache, executor=pool) for grid in of_find]
+            proofs[find] = pd.concat(tables, ignore_index=True)
+    return proofs
 
 
 def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str, pd.DataFrame] = NONE) -> None:
-    """Write tables and figures of all of a catalogue into the checkout. proofs: find -> its table."""
+    """Write the tables of all of a catalogue into the checkout. proofs: find -> its table."""
     made_of: dict[str, Any] = dict(kernels=list(table.key))
     if settings.device == "modelled":
         entries = [MODELLED[key] for key in table.key]
         table = table.assign(gpu=[entry.gpu for entry in entries], as_used=[entry.as_used for entry in entries])
         made_of["archives"] = {key: entry.package.sha256 for key, entry in MODELLED.items() if entry.package}
         tables, name = dict(modelled=table), "modelled_provenance"
-    else:  # others reads the table of before
-        tables, name = dict(verdicts=table, **proofs) | {OTHERS: others(table)}, "provenance"
+    else:
+        tables, name = dict(verdicts=table, **proofs), "provenance"
         limit = os.environ.get(option := "ONEDNN_MAX_CPU_ISA")  # OpenVINO knows no other instructions for formats then
         known = ", ".join([*instructions(), *([f"{option}={limit}"] if limit else [])])
         made_of["processor"] = f"{processor()} ({known or 'unknown'})"
@@ -110,21 +104,11 @@ def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str,
     kept = {key: each for key, each in judgements().items() if key not in judged and key in {**ENTRIES, **MODELLED}}
     records = {key: each.record() for key, each in sorted((kept | judged).items()) if each}
     _write(JUDGEMENTS, json.dumps(records, indent=0) + "\n")
-    renew()
-
-
-def renew() -> None:
-    """Draw the figures anew from the committed tables, as after a change of data/gallery/causes.csv."""
-    assert CHECKOUT is not None  # `make` refuses to publish without one
-    table, other = explained(committed("verdicts"), "cpu"), elsewhere(recorded(RECORDED))
-    for name, figure in drawn(table, proofs_kept(), other).items():
-        save_figure(figure, CHECKOUT / "figures" / name)
 
 
 def judged() -> str:
     """Write the site's tables of every kernel, from the committed tables."""
-    table = committed("verdicts")
-    return index(explained(table, "cpu"), elsewhere(recorded(RECORDED)), explained(others(table), "cpu"))
+    return index(explained(committed("verdicts"), "cpu"), elsewhere(recorded(RECORDED)))
 
 
 def _write(file: Path, text: str) -> None:
@@ -137,27 +121,11 @@ def committed(name: str) -> pd.DataFrame:
     return pd.read_csv(TABLES / f"{name}.csv", keep_default_na=False, na_values=[""])
 
 
-def proofs_kept() -> dict[str, pd.DataFrame]:
-    """Read find -> its committed table, for the finds that have one; columns as of `finds.error_rows`."""
-    paths = {find: TABLES / f"{find}.csv" for find in FINDS}
-    return {find: pd.read_csv(path) for find, path in paths.items() if path.exists()}
-
-
-def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
-    """Read the committed rows of other versions of a table's kernels, which stay when a library is renewed. table: of
-    `judging.rows`; so is the result. folder: has verdicts.csv and other_versions.csv."""
-    rows = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
-    another = rows.version != rows.key.map(dict(zip(table.key, table.version)))
-    judged = rows.verdict.isin(("passes", "fails")) & rows.key.isin(table.key)
-    return rows[another & judged].drop_duplicates(["key", "version"]).reset_index(drop=True)
-
-
 def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the `explained` tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first,
     then those that were recorded on devices."""
-    there = (TABLES / "modelled.csv").exists()
-    modelled = {ON_MODELLED: explained(committed("modelled"), "modelled")} if there else {}
-    return modelled | {device: explained(rows, device) for device, rows in on_devices.items()}
+    modelled = explained(committed("modelled"), "modelled")
+    return {ON_MODELLED: modelled} | {device: explained(rows, device) for device, rows in on_devices.items()}
 
 
 def judgements() -> dict[str, Judgement]:
@@ -187,20 +155,12 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     return _rendered("kernel.md.jinja", row=row, findings=findings or [f"It {row['problem']}."])
 
 
-def index(
-    table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None
-) -> str:  # fmt: skip
-    """Write a table of kernels for each device, with the number of kernels above.
-
-    Args:
-        table: of `causes.explained`; so is older, of `others`. elsewhere: of `elsewhere`.
-    """
-    versions = pd.concat([table, older]).sort_values(
-        "key", key=lambda keys: keys.map(list(table.key).index), kind="stable"
-    )
+def index(table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE) -> str:
+    """Write a table of kernels for each device, with the number of kernels above. table: of `causes.explained`.
+    elsewhere: of `elsewhere`."""
     together = [table, *(rows for device, rows in elsewhere.items() if device == ON_MODELLED)]
     sections = []
-    for device, rows in {"CPU": versions, **elsewhere}.items():
+    for device, rows in {"CPU": table, **elsewhere}.items():
         rows = rows.reindex(columns=rows.columns.union(COLUMNS, sort=False))
         rows["relative"] = rows[[f"relative_{key}" for key in QUERIES]].max(axis=1)
         reasons = rows[rows.reason.map(given)].groupby("reason", sort=False).key.agg(list)
@@ -214,7 +174,7 @@ def index(
 
 def numbers(find: str) -> str:
     """Write the table of a find's page from its committed table."""
-    rows = proofs_kept()[find]
+    rows = pd.read_csv(TABLES / f"{find}.csv")
     return numbers_of(of_one_tensor(rows), [name for name in BY if name in rows])
 
 
