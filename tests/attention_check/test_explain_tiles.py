@@ -60,6 +60,12 @@ def part_missing(S, v):
     return (hidden.softmax(-1) @ v.double()).bfloat16()
 
 
+def counted_twice(S, v):
+    S = S.clone()
+    S[..., 128:192] += math.log(2)
+    return (S.softmax(-1) @ v.double()).bfloat16()
+
+
 def page_twice(S, v):
     S, v = S.clone(), v.clone()
     S[..., 96:112], v[:, :, 96:112] = S[..., 32:48], v[:, :, 32:48]
@@ -75,6 +81,7 @@ def page_twice(S, v):
         (lambda S, v: merged_alike(S, v, math.log(2)), Rule.BASE_2, 128),
         (lambda S, v: merged_alike(S, v, 1 / math.log(2)), Rule.BASE_E, 128),
         (part_missing, Rule.MISSING, 64),
+        (counted_twice, Rule.COUNTED, 64),
     ],
 )
 def test_the_rule_that_tiles_follow_is_named(kernel, rule, size):

@@ -17,6 +17,7 @@ HELD_OUT = 2.0  # times the residual that is rounding, on the features that were
 EXPLAINED = 0.1  # of the squared error, that may be left on these features: rounding of large scores may be as large
 SURE = 6.0  # standard errors: so far from 1 a tile's weight is off
 LEAST = 0.05  # and by so much: less may be rounding to one side
+COUNTS = 4  # times, at most, that keys are counted: of larger factors many are near a whole one
 IN_MOST = 0.95  # of the rows, that follow a rule: the others are as rounding may make one in twenty
 AGREE = 0.05  # root mean square of log times that a rule may leave, of what there is
 KEYS = 4.0  # that share a tile's weight, in the mean over a row's tiles: with fewer, factors of tiles fit any error
@@ -41,6 +42,7 @@ class Rule(StrEnum):
     BEFORE_MASK = "before_mask"  # that factor is the share of the weights that the mask leaves
     MISSING = "missing"  # some are missing, the others right
     ZEROS = "zeros"  # some are missing, and count in the row sum with scores of 0
+    COUNTED = "counted"  # some count more than once
     MAXIMUM = "maximum"  # exp(m - m_t), m_t the maximum up to tile t
     EQUAL = "equal"  # each tile counts as much as another one, whatever its log-sum-exp
     BASE_2 = "base_2"  # exp(L) of a tile taken as 2^L
@@ -116,6 +118,7 @@ def _solved(tiles, o):
 def _told(rows: Rows, size, times, near, off, counted):
     """The WrongTiles of factors (rows, tiles), of which some are off. near: how far from 1 a right factor may be."""
     rule, off = _rule(rows, size, times, near, off, counted)
+    times = times / _least(times) if rule == Rule.COUNTED else times
     listed, most = [], off.sum(0).max()
     for at in off.sum(0).argsort(descending=True, stable=True)[:MOST].sort().values.tolist():
         if 2 * off[:, at].sum() >= most:
@@ -139,6 +142,11 @@ def _rule(rows, size, times, near, off, counted):
     parts = S.split(size, -1)
     if gone.any() and (gone | rest).all(-1).double().mean().item() >= IN_MOST:
         return (Rule.ZEROS if _zeros(parts, gone, others[:, 0]) else Rule.MISSING), gone
+    counts = times / _least(times)
+    more = counts.round() > 1
+    whole = (counts - counts.round()).abs() < near * counts
+    if more.any() and (whole | (times == 0)).all(-1).double().mean().item() >= IN_MOST and counts.max() < COUNTS + 0.5:
+        return Rule.COUNTED, more
     sure = wrong & (4 * near < times).all(-1)  # a causal row may see next to nothing of a tile
     wrong = sure if 2 * sure.sum() > wrong.sum() else wrong
     L = torch.stack([part.logsumexp(-1) for part in parts], -1)[wrong]  # (rows, tiles)
@@ -152,6 +160,11 @@ def _rule(rows, size, times, near, off, counted):
         if due.isfinite().all() and _spread(log_times - due) <= AGREE * _spread(log_times):
             return rule, off
     return Rule.OTHER, off
+
+
+def _least(times):
+    """The least factor of each row, (rows, 1), but for those of 0: of tiles that it does not see."""
+    return times.where(times > LEAST, math.inf).amin(-1, keepdim=True)
 
 
 def _zeros(parts, gone, others):

@@ -77,6 +77,7 @@ TILES = {  # of a Rule -> what is wrong
     Rule.BEFORE_MASK: "its softmax comes before the mask: keys that are hidden count in the row sum",
     Rule.MISSING: "{tiles} are missing",
     Rule.ZEROS: "{tiles} are zeros: they count in the row sum, and have no values",
+    Rule.COUNTED: "{tiles} count more than once",
     Rule.MAXIMUM: "{tiles} are not rescaled where a later one raises the maximum",
     Rule.EQUAL: "parts of keys are merged without their log-sum-exp: each counts alike",
     Rule.BASE_2: "parts of keys are merged as if their natural log-sum-exp were one to base 2",
@@ -353,6 +354,8 @@ def _tiles(found):
             yield f"The factor is {span}, {rows}. The weights of a row are right among themselves: its sum is wrong."
         elif rule == Rule.MISSING:
             yield f"Keys {first} to {last} are missing, {rows}."
+        elif rule == Rule.COUNTED:
+            yield f"Keys {first} to {last} count {largest:.0f} times, {rows}."
         elif rule != Rule.BEFORE_MASK:
             yield f"Keys {first} to {last} have {span} times their weight, {rows}."
     yield f"With these weights o is right to rounding; as attention it is off by {found.residual:.2g} of its size."
