@@ -383,6 +383,9 @@ def _as_far(f):
     return f"{far} times as far as two right runs differ", f"{f.limit:g}"
 
 
+EMULATED = {  # kernels that captured tensors are judged with, too
+    "as_shipped": "an emulated flash kernel with sums in FP32", "every_step": "one with every step in the inputs' format",
+}  # fmt: skip
 IN_DECODER = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
 TOGETHER: dict[str, Callable[[list[Finding]], Iterator[Sentence]]] = {"carry": _carry, "layer_error": _layers}
 WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
@@ -484,7 +487,7 @@ WORDINGS: dict[str, Callable[[Finding, dict], Sentence]] = {
     "beside": lambda f, at: Sentence(
         f"Not judged here, though the file has it: {at['tensors']}. `fa-lib explain` judges that"),
     "head_error": lambda f, at: Sentence(
-        f"Over {at['heads']} heads the largest error of {named(at['kernel'])}"
+        f"Over {at['heads']} heads the largest error of {EMULATED.get(at['kernel']) or named(at['kernel'])}"
         f"{'' if f.limit is None else _fails(f, ' breaks the rule', ' is within the rule')} (head {at['head']})",
         *times(f)),
     "biased_output": lambda f, at: Sentence(
