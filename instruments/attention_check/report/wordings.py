@@ -384,7 +384,8 @@ def _as_far(f):
 
 
 EMULATED = {  # kernels that captured tensors are judged with, too
-    "as_shipped": "an emulated flash kernel with sums in FP32", "every_step": "one with every step in the inputs' format",
+    "as_shipped": "an emulated flash kernel with sums in FP32",
+    "every_step": "one with every step in the inputs' format",
 }  # fmt: skip
 IN_DECODER = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
 TOGETHER: dict[str, Callable[[list[Finding]], Iterator[Sentence]]] = {"carry": _carry, "layer_error": _layers}
