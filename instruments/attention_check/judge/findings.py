@@ -7,7 +7,6 @@ from enum import StrEnum
 
 GONE = {  # findings and relations of older records
     "permutation", "permuted_keys", "packed_sequences", "two_runs", "rounded_splits", "sum_error", "gradient_sums",
-    "way_of_attention", "way_differs", "way_not_run",
 }  # fmt: skip
 
 
