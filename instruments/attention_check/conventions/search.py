@@ -409,7 +409,7 @@ def _kept(sample, numbers):
 def _range(few, base):
     """Keys before or from some place on alone are seen."""
     rows = _narrow(few.rows(replace(base, keys=None)))
-    P, n_kv = _unnormalised(rows), rows.shape[3]
+    P, n_kv = unnormalised(rows), rows.shape[3]
     order = torch.arange(n_kv).expand(rows.q.shape[2], -1)
     before, after = _errors(*P, rows, order).sum(0), _errors(*P, rows, order.flip(-1)).sum(0).flip(0)
     first, last = int(after.argmin()), int(before.argmin())
@@ -422,7 +422,7 @@ def _windows(few, base):
     """Windows of so many keys before a row's own and none, as many, all, or as many as believed after it; or of so many
     after it, and all or as many as believed before it."""
     rows = _narrow(few.rows(replace(base, window=(None, None))))
-    P, (n_q, n_kv) = _unnormalised(rows), rows.shape[2:]
+    P, (n_q, n_kv) = unnormalised(rows), rows.shape[2:]
     before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
     left, right = few.call.options.get("window") or (None, None)
     sides: list[tuple[Any, Any]] = [(True, 0), (True, True), (True, None), (None, True), (True, right), (left, True)]
@@ -483,7 +483,7 @@ def _narrow(rows):
     return replace(rows, v=narrow(rows.v), o=narrow(rows.o))
 
 
-def _unnormalised(rows):
+def unnormalised(rows):
     """exp(S - m), (entries, heads, rows, n_kv), and exp(sink - m), (entries, heads, rows, 1)."""
     S = scores(rows)
     m = torch.maximum(S.amax(-1, keepdim=True), rows.sinks)
@@ -495,7 +495,7 @@ def _errors(P, sinks, rows, order):
     """(rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys, 0 where it sees none of them.
 
     Args:
-        P, sinks: of `_unnormalised`. order: of keys, (rows, n_kv).
+        P, sinks: of `unnormalised`. order: of keys, (rows, n_kv).
     """
     total = []
     for row, keys in enumerate(order):

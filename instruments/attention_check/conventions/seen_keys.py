@@ -6,9 +6,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect, scores
+from attention_check.conventions.attention import Dialect
 from attention_check.conventions.reading import CapturedCall, Places, Unfit
-from attention_check.conventions.search import HELD_OUT, TINY
+from attention_check.conventions.search import HELD_OUT, TINY, unnormalised
 from attention_check.conventions.solved_weights import EXPLAINED
 
 MOST = 4096  # keys: of more there are too many ranges
@@ -47,9 +47,7 @@ def seen_keys(call: CapturedCall, places: Places) -> tuple[SeenKeys, ...]:
         return ()
     if rows.shape[3] > MOST:
         return ()
-    S = scores(replace(rows, bias=rows.bias.where(rows.bias > -torch.inf, 0.0)))
-    m = torch.maximum(S.amax(-1, keepdim=True), rows.sinks)
-    P, sinks = torch.exp(S - m), torch.exp(rows.sinks - m)
+    P, sinks = unnormalised(replace(rows, bias=rows.bias.where(rows.bias > -torch.inf, 0.0)))
     allowed, found = (HELD_OUT * call.rounding()) ** 2, []
     for i, j in torch.cartesian_prod(*map(torch.arange, P[:, 0, :, 0].shape)).tolist():
         row = _Row(P[i, :, j], sinks[i, :, j], rows.v[i], rows.o[i, :, j], (believed.bias[i, :, j] > -torch.inf).any(0))

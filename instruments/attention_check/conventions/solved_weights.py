@@ -87,9 +87,10 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
         if FEATURES * count > features or not counted.any():
             continue
         tiles = torch.stack([part @ v for part, v in zip(parts, rows.v.split(size, 2))], -1)[counted]
-        times, error, left = _solved(tiles, rows.o[counted])
-        off = (tiles.sum(-1) - rows.o[counted])[:, 1::2].norm() / rows.o[counted][:, 1::2].norm()
-        if left > min(rounding, EXPLAINED**0.5 * off):
+        o = rows.o[counted]
+        times, error, left = _solved(tiles, o)
+        unsolved = ((tiles.sum(-1) - o)[:, 1::2].norm() / o[:, 1::2].norm()).item()
+        if left > min(rounding, EXPLAINED**0.5 * unsolved):
             continue
         near = torch.maximum(SURE * error, torch.full_like(error, LEAST))
         off = ((times - 1).abs() > near) & (tiles.square().sum(-2) > 0)  # of tiles of which the row sees a key

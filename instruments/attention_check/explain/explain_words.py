@@ -340,9 +340,10 @@ def _seen(found):
     for i in spread(len(found.seen), SHOWN).tolist():
         each = found.seen[i]
         keys, due = (f"{at} to {end - 1}" if end > at else "none" for at, end in (each.keys, each.due))
-        due = f"{each.count} of keys {due}" if 0 < each.count < each.due[1] - each.due[0] else f"keys {due}"
+        due = f"keys {due}" if each.count else due
+        due = f"{each.count} of {due}" if each.count < each.due[1] - each.due[0] else due
         row, sees = f"{f'Entry {each.entry}, row' if several else 'Row'} {each.row}", SEES[each.sees].format(keys=keys)
-        yield f"{row} should see {due.removeprefix('keys ' * (each.count == 0))}, and sees {sees}."
+        yield f"{row} should see {due}, and sees {sees}."
 
 
 def _tiles(found):

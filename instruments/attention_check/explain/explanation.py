@@ -361,15 +361,8 @@ def _wrong_part(case: Case, numbers: Distance, wrong: Tensor) -> Explanation | N
         inner = _of_part(call, torch.tensor([entry]), of, rows)
         if inner is None or "alibi" in inner.dialect or inner.tiles and not of_heads or len(inner.dialect) > MOST:
             continue
-        if (
-            inner.moved
-            or inner.tiles
-            or inner.dropout
-            or inner.dialect
-            and inner.where is None
-            or inner.seen
-            and of_heads
-        ):
+        known = inner.moved or inner.tiles or inner.dropout or inner.seen and of_heads
+        if known or inner.dialect and inner.where is None:
             return case.explained(numbers, of_all=True, where=where, inside=(entry, tuple(of.tolist()), inner))
     return None
 
@@ -395,8 +388,9 @@ def wrong_in_each_head(case: Case, believed: Distance) -> Explanation | None:
     if call.q.shape[1] == 1 or believed.scan.residual_by_row.shape[:2] != call.q.shape[:2]:
         return None
     inner = _of_part(call, first, first, believed.scan.places[2])
-    named = inner and (inner.dialect or inner.moved or inner.seen) and inner.where is None
-    if not inner or not named or len(inner.dialect) > MOST:
+    if inner is None or inner.where is not None or len(inner.dialect) > MOST:
+        return None
+    if not (inner.dialect or inner.moved or inner.seen):
         return None
     where = WrongRegions(1.0, (), (), (), (), (*believed.rows.shape[:3], call.v.shape[-1]))
     return case.explained(believed, of_all=True, inside=(0, (0,), inner), where=where)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from importlib.abc import Loader, MetaPathFinder
-from importlib.util import spec_from_loader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -34,7 +34,6 @@ class Finder(MetaPathFinder, Loader):
     def __init__(self, gpu: GPU, load: Callable[[Sources], ModuleType]):
         self.gpu, self.load = gpu, load
         self._built: dict[Path, dict[str, Sources] | str] = {}  # setup.py -> extensions, or why there are none
-        self._found: dict[str, Sources] = {}  # by the module's name
 
     def find_spec(self, fullname, path=None, target=None):
         for folder in dict.fromkeys(Path(each).resolve() for each in path or sys.path):
@@ -43,12 +42,11 @@ class Finder(MetaPathFinder, Loader):
                 if isinstance(found, str):
                     raise ModuleNotFoundError(f"No module named {fullname!r}; {found}", name=fullname)
                 if fullname in found:
-                    self._found[fullname] = found[fullname]
-                    return spec_from_loader(fullname, self)
+                    return ModuleSpec(fullname, self, loader_state=found[fullname])
         return None
 
     def create_module(self, spec):
-        return self.load(self._found[spec.name])
+        return self.load(spec.loader_state)
 
     def exec_module(self, module):
         pass
