@@ -29,6 +29,8 @@ RIGHT = attend(Q, K, V, CAUSAL)
 AT_ONE_ENTRY = torch.cat([RIGHT[3:], torch.zeros_like(RIGHT[1:])])
 PADDING = (torch.rand(B, 1, 1, N, generator=torch.Generator().manual_seed(3)) < 0.7).contiguous()
 INTERLEAVED = torch.stack([Q, K, V], 2).flatten(1, 2).chunk(3, 1)
+SCALED, EMPTY = (torch.ones(N, 1).bfloat16() for _ in range(2))
+SCALED[:40], EMPTY[:90] = 4.0, 0.0
 HALF = torch.tensor([0.0] * 32 + [1.0] * 32).bfloat16()
 
 
@@ -128,8 +130,12 @@ CASES = {  # what is wrong -> the call, and what is said
         "of E4M3FNUZ that are read as E4M3 have 2."),
     "all rows see the first row's window": (dict(q=of_q, **of_kv, causal=True, window=(47, 0),
         o=attend(of_q, **of_kv, mask=shifted)), "attention without the window, of keys 17 to 95 alone."),
-    "RoPE counts a chunk's start twice": (second_chunk_too_far(), "q and k from key 48 on turned by RoPE 48 positions "
-        "too far"),
+    "RoPE counts a chunk's start twice": (second_chunk_too_far(), "q turned by RoPE 48 positions too far (base 10,000, "
+        "features i and i + d/2 together), for keys 0 to 47 alone."),
+    "cached keys are without their scales": (of_all | dict(o=attend(Q, SCALED * K, SCALED * V, CAUSAL), causal=True),
+        "attention with 4 times its scale, with 4 times its values, for keys 0 to 39 alone."),
+    "the cache is empty": (dict(q=Q[:, :, 95:], k=K, v=V, o=attend(Q[:, :, 95:], EMPTY * K, EMPTY * V)),
+        "attention with keys and values of 0, for keys 0 to 89 alone."),
     "tanh overflows": (capped_by_exponentials(), "the size of a score over the softcap is beyond 88.7"),
     "exponentials vanish": (vanishing(), "All their scores are below -103: exp(score) is 0 in FP32"),
     "the causal border is that of four rows": (of_all | dict(o=attend(Q, K, V, torch.arange(N)[None] < AT_FOUR),

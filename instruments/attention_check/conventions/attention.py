@@ -27,6 +27,8 @@ class Dialect:
             times the believed scale, the mask and ALiBi's falling slopes; softcap one that scores are capped at. sinks
             may be a number, how often they count, or for each head, the head whose sink it has.
         softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
+        part: (first, end) of the keys for which alone roles, scale and values are not as believed; None is all.
+        values: of these keys, as they count: so many times their own.
         sink: one more score of every row, without a value; None is none. exp(sink) keys of zeros make the same.
         hidden: the score that keys have which should be hidden; None is -inf. penalty: what is added to their scores.
         factor: the output is so many times attention's.
@@ -44,6 +46,8 @@ class Dialect:
     alibi: str | float = ""
     softmax: str = ""
     keys: tuple[int, int] | None = None
+    part: tuple[int, int] | None = None
+    values: float = 1.0
     sink: float | None = None
     hidden: float | None = None
     penalty: float | None = None
@@ -56,8 +60,10 @@ class Dialect:
     @property
     def is_standard(self) -> bool:
         """Whether an ordinary kernel computes this dialect from its options: the softmax is over keys and divided by
-        its sum, and the softcap comes after the scale and before the mask. A factor does not count."""
-        return self.softmax in ("", "plus_one") and (isinstance(self.softcap, float) or self.softcap in ("", "ignored"))
+        its sum, the softcap comes after the scale and before the mask, and keys have one scale. A factor does not
+        count."""
+        capped_before = isinstance(self.softcap, float) or self.softcap in ("", "ignored")
+        return self.softmax in ("", "plus_one") and capped_before and (self.part is None or not self.scale)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,11 @@ def _top_left(call):
     return call.q.shape[1:3] != call.k.shape[1:3] and (_has("causal")(call) or _lacks("mask")(call))
 
 
+def _in_parts(call):
+    """Not for all keys: `search.IN_PARTS` asks it of some."""
+    return False
+
+
 def _mask(test):
     return lambda call: call.options.get("mask") is not None and test(call.options["mask"])
 
@@ -365,6 +370,9 @@ CONVENTIONS = (
                how=lambda q, k, v: (_alone(q, slice(q.shape[-1] // 2)), k, v)),
     Convention("roles", "last_half", "with scores of the last half of the features alone", FAULT,
                how=lambda q, k, v: (_alone(q, slice(q.shape[-1] // 2, None)), k, v)),
+    *(Convention("roles", f"{name}_of_0", f"with {words} of 0", FAULT, _in_parts, how=how) for name, words, how in (
+        ("kv", "keys and values", lambda q, k, v: (q, 0 * k, 0 * v)), ("v", "values", lambda q, k, v: (q, k, 0 * v)),
+    )),
     *(Convention("roles", f"first_{d}", f"with scores of the first {d} features alone", FAULT,
                  lambda call, d=d: d < call.q.shape[-1] != 2 * d, how=lambda q, k, v, d=d: (_alone(q, slice(d)), k, v))
       for d in (16, 32, 64, 96, 128)),
@@ -387,7 +395,7 @@ FITTED = {  # an aspect of a Dialect with a number -> what the output is then
     "softcap": "with scores capped at {:.4g}", "alibi": "with {:.4g} times ALiBi's slopes",
     "hidden": "with the score {:.4g} for keys that should be hidden",
     "penalty": "with {:.4g} added to the scores of keys that should be hidden",
-    "sinks": "whose sinks count {:.4g} times",
+    "sinks": "whose sinks count {:.4g} times", "values": "with {:.4g} times its values",
     "sink": "with one more score of {:.4g} without a value in every row, as {keys:.4g} keys of zeros make it",
 }  # fmt: skip
 
@@ -417,6 +425,9 @@ def what(dialect: Mapping[str, Any]) -> str:
     if "keys" in dialect:
         first, end = dialect["keys"]
         names.append(f"of keys {first} to {end - 1} alone")
+    if "part" in dialect:
+        first, end = dialect["part"]
+        names.append(f"for {f'keys {first} to {end - 1}' if end - first > 1 else f'key {first}'} alone")
     text = " ".join(["attention", ", ".join(names)]).rstrip()
     return f"{dialect['factor']:.4g} times {text}" if "factor" in dialect else text
 

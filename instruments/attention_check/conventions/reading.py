@@ -124,7 +124,8 @@ class Reader:
     def rows(self, dialect: Dialect) -> Rows:
         """The sampled rows in a dialect; raises Unfit where the shapes make no call of attention."""
         over = SOFTMAX_OVER.get(dialect.softmax)
-        q, k, v, o, S, shape, places = self._tensors(dialect.layout, dialect.roles, dialect.heads, over)
+        tensors = self._tensors(dialect.layout, dialect.roles, dialect.heads, dialect.part, over)
+        q, k, v, o, S, shape, places = _scaled(*tensors, dialect) if dialect.part else tensors
         reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
         options, heads = self.call.options, shape[1]
         cap = dialect.softcap if isinstance(dialect.softcap, float) else options.get("softcap")
@@ -158,7 +159,7 @@ class Reader:
         entries, heads, rows = (x[spread(len(x), len(x) if i == over else most)] for i, (x, most) in enumerate(axes))
         return entries, heads, rows
 
-    def _read(self, layout, roles, heads, over):
+    def _read(self, layout, roles, heads, part, over):
         q, k, v, o = _laid_out(self.call, layout, roles)
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if over == 2 and shape[2] * shape[3] > ALL_ROWS:
@@ -174,12 +175,25 @@ class Reader:
         k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))
         if roles.startswith(ROPE):
             q, k = (x.to(self.call.q.dtype).double() for x in rotated(q, k, roles, rows + shape[3] - shape[2]))
+        if part and roles:
+            own, first, end = self._read(layout, "", heads, None, over), *part
+            q, k, v = own[0], *(torch.cat([x[:, :, :first], y[:, :, first:end], x[:, :, end:]], 2)
+                                for x, y in zip(own[1:3], (k, v)))  # fmt: skip
         return q, k, v, o, q @ k.mT, shape, places
 
     def _bias(self, causal, mask, window, keys, alibi, shape, over):
         options = self.call.options | dict(mask=self.call.masks.get(mask, self.call.options.get("mask")))
         mask = "" if mask in self.call.masks else mask
         return _added(options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
+
+
+def _scaled(q, k, v, o, S, shape, places, dialect):
+    """What `Reader._read` gives, with the scale and the values of a dialect's part."""
+    at = torch.ones(shape[3], dtype=torch.float64)
+    of_k, of_v = at.clone(), at
+    of_k[slice(*dialect.part)] = dialect.scale or 1.0
+    of_v[slice(*dialect.part)] = dialect.values
+    return q, k * of_k[:, None], v * of_v[:, None], o, S * of_k, shape, places
 
 
 def _laid_out(call, layout, roles):
@@ -204,7 +218,7 @@ def _scale(options, dialect, q):
     d = max(q.shape[-1], 1)  # without any feature all scores are 0, whatever the scale
     believed = options.get("scale") or d**-0.5
     if isinstance(dialect.scale, float):
-        return dialect.scale * believed
+        return believed if dialect.part else dialect.scale * believed
     return BY_CHOICE["scale", dialect.scale].how(believed, d, filled(q)) if dialect.scale else believed
 
 

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_check.conventions import rope
@@ -46,6 +47,11 @@ FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
 NEARLY = 1.25  # times the nearest residual: dialects in which other rows count
 NEAREST = 3  # dialects beside which numbers are fitted, and beside those of BESIDE
+IN_PARTS = (  # roles that are tried for a part of the keys
+    "kv_of_0", "v_of_0", "v_one_later", "v_one_earlier",
+    *(f"{rope.ROPE}k_{pairs}_{base}" for pairs, base in product(rope.PAIRS, rope.BASES)),
+)  # fmt: skip
+MOST_KEYS = 4096  # of more, none are sought that are not as believed
 BESIDE = ("causal_none", "causal_bottom_right", "mask_ignored", "mask_inverted", "window_ignored")  # of conventions
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
@@ -470,17 +476,62 @@ def _sinks(few, base):
 def _rope(few, base):
     """RoPE in other places, by a number."""
     if base == Dialect():
-        roles = rope.read_off(lambda role: _narrow(few.rows(replace(base, roles=role))))
-        yield from (replace(base, roles=role) for role in roles)
+        yield from (replace(base, roles=role, part=part) for role, part in rope.read_off(_narrow(few.rows(base))))
 
 
-def narrow(x: Tensor) -> Tensor:
-    """FEATURES of the last dimension, or a few more."""
-    return x[..., :: max(x.shape[-1] // FEATURES, 1)]
+def _part(few, base):
+    """The keys before some place, or from there on, are not as believed: RoPE turns them once more, they or their
+    values are of 0 or those of the next key, or k and v have another scale, as where one of 8 bits is lost."""
+    if base != Dialect():
+        return
+    own, n_kv = _narrow(few.rows(base)), few.call.k.shape[2]
+    if not 1 < n_kv <= MOST_KEYS:
+        return
+    roles = (replace(base, roles=each.choice) for each in CONVENTIONS if each.choice in IN_PARTS)
+    yield min((_nearest_part(few, own, each) for each in roles), key=lambda each: each[0])[1]
+    scale, steps = 1.0, (torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE).exp2()
+    more = Reader(few.call, FEW) if n_kv <= MOST_KEYS // 4 else few
+    for reader, finer in ((few, 1.0), (few, 1 / 8), (more, 1 / 64), (more, 1 / 512)):
+        own = _narrow(reader.rows(base), FEATURES // 4)
+        tried = [_nearest_part(reader, own, replace(base, scale=scale * x)) for x in (steps**finer).tolist()]
+        nearest = min(tried, key=lambda each: each[0])[1]
+        scale = nearest.scale
+    yield nearest
 
 
-def _narrow(rows):
-    return replace(rows, v=narrow(rows.v), o=narrow(rows.o))
+def _nearest_part(few, own, changed):
+    """The squared error of some rows, where a dialect holds for the part of the keys for which it is nearest, before
+    one or from it on; and the dialect with this part, and how often its values count."""
+    other = replace(few.rows(changed), v=own.v) if changed.scale else _narrow(few.rows(changed))
+    both = [scores(rows) for rows in (own, other)]
+    m = torch.maximum(torch.maximum(*both).amax(-1, keepdim=True), own.sinks)
+    m, sums = m.where(m > -math.inf, 0.0), []
+    for rows, S in zip((own, other), both):  # of exp(S - m) times (V, 1), over the first 0, 1, ... keys
+        terms = torch.exp(S - m)[..., None] * F.pad(rows.v, (0, 1), value=1.0)[:, :, None]
+        sums.append(F.pad(terms.cumsum(-2), (0, 0, 1, 0)))  # (entries, heads, rows, n_kv + 1, features + 1)
+    (rest, part), found, n_kv = sums, [], own.shape[3]
+    for before in (True, False):
+        x, y = (part, rest[..., -1:, :] - rest) if before else (part[..., -1:, :] - part, rest)
+        l = (x[..., -1:] + y[..., -1:] + torch.exp(own.sinks - m)[..., None]).clamp(min=TINY)
+        x, left = x[..., :-1] / l, own.o[..., None, :] - y[..., :-1] / l
+        times = torch.ones(n_kv + 1).double()
+        if changed.scale:  # k and v may have a scale each
+            times = (x * left).sum((0, 1, 2, 4)) / x.square().sum((0, 1, 2, 4)).clamp(min=TINY)
+        error = (left - times[:, None] * x).square().sum((0, 1, 2, 4))[1:-1].nan_to_num(math.inf)
+        key = int(error.argmin()) + 1
+        found.append((error[key - 1].item(), times[key].item(), (0, key) if before else (key, n_kv)))
+    error, times, keys = min(found)
+    off = MOVES * few.call.fmt.unit_roundoff
+    return error, replace(changed, part=keys, values=times if abs(times - 1) > off else 1.0)
+
+
+def narrow(x: Tensor, features: int = FEATURES) -> Tensor:
+    """So many of the last dimension, or a few more."""
+    return x[..., :: max(x.shape[-1] // features, 1)]
+
+
+def _narrow(rows, features=FEATURES):
+    return replace(rows, v=narrow(rows.v, features), o=narrow(rows.o, features))
 
 
 def unnormalised(rows):
@@ -507,4 +558,4 @@ def _errors(P, sinks, rows, order):
 
 
 # what gives dialects beside a base, read off some rows of the output
-READ_OFF = (_windows, _range, _heads, _sinks, _rope)
+READ_OFF = (_windows, _range, _heads, _sinks, _rope, _part)

@@ -302,7 +302,7 @@ def _everywhere(found, name):
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}."
         yield from (*_lost(found), *_doubled(found), *_believed(found), *_bound(found))
-        if isinstance(found.dialect.get("scale"), float) and "factor" not in found.dialect:
+        if isinstance(found.dialect.get("scale"), float) and not {"factor", "part"} & found.dialect.keys():
             yield f"If you mean this scale, pass --scale {found.scale:.4g}."
         if found.arithmetic:
             yield f"What has its error: {_computation(found.arithmetic)}."
