@@ -133,7 +133,7 @@ CASES = {  # what is wrong -> the call, and what is said
     "RoPE counts a chunk's start twice": (second_chunk_too_far(), "q turned by RoPE 48 positions too far (base 10,000, "
         "features i and i + d/2 together), for keys 0 to 47 alone."),
     "cached keys are without their scales": (of_all | dict(o=attend(Q, SCALED * K, SCALED * V, CAUSAL), causal=True),
-        "attention with 4 times its scale, with 4 times its values, for keys 0 to 39 alone."),
+        "attention with 4 times its scale, with 3.999 times its values, for keys 0 to 39 alone."),
     "the cache is empty": (dict(q=Q[:, :, 95:], k=K, v=V, o=attend(Q[:, :, 95:], EMPTY * K, EMPTY * V)),
         "attention with keys and values of 0, for keys 0 to 89 alone."),
     "tanh overflows": (capped_by_exponentials(), "the size of a score over the softcap is beyond 88.7"),
