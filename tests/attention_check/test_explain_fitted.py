@@ -173,7 +173,7 @@ def in_parts():
     roped = attention((q, torch.cat(turned, -1).to(k.dtype), v), causal=True)
     yield "RoPE", roped, dict(causal=True), "with RoPE on k once more (base 10,000"
     cached = torch.cat([torch.cat(turned, -1).to(k.dtype)[:, :, :192], k[:, :, 192:]], 2)
-    said = "with RoPE once more on the keys before 192 (base 10,000"
+    said = "for keys 0 to 191 alone"
     yield "RoPE of a cache", attention((q, cached, v), causal=True), dict(causal=True), said
     yield "mask and causal", causal, dict(mask=seen), "BUG: o is attention with a causal mask."
     yield "denied", causal, dict(causal=False), "BUG: o is attention with a causal mask."

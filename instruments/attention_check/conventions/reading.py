@@ -92,7 +92,7 @@ class CapturedCall:
 
     def _rounding(self, dialect):
         units = UNITS * self.fmt.unit_roundoff
-        if not dialect.is_standard:
+        if not dialect.is_standard and not dialect.part:
             return units
         try:
             rows = self.rows(dialect, FEW)

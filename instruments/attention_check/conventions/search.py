@@ -284,7 +284,8 @@ def holding(call: CapturedCall, fits: Sequence[Fit], tried: list[Rated] | None =
             samples.append(Sample(reader, base, believed))
         except Unfit:
             continue
-    for found in (_read_off(reader, samples, believed), _fitted(samples)):  # the first cost least
+    off, parts = (_read_off(reader, samples, believed, ways) for ways in (READ_OFF, (_part,)))
+    for found in (off, _fitted(samples), parts):  # the first cost least, and the last have most numbers
         rated = [each for each in found if each[0] not in bases]
         if tried is not None:
             tried += rated
@@ -301,12 +302,12 @@ def _room(call):
     return entries, max(min(heads, room // (entries * rows * n_kv)), LEAST[1]), rows
 
 
-def _read_off(reader, samples, believed) -> Iterator[Rated]:
-    """Dialects beside the samples' that READ_OFF gives."""
+def _read_off(reader, samples, believed, ways) -> Iterator[Rated]:
+    """Dialects beside the samples' that some ways give, as READ_OFF."""
     few = Reader(reader.call, FEWEST)
     for base in (sample.base for sample in samples):
         try:
-            found = [dialect for find in READ_OFF for dialect in find(few, base) if dialect != base]
+            found = [dialect for find in ways for dialect in find(few, base) if dialect != base]
         except Unfit:
             continue
         for dialect in found:
@@ -558,4 +559,4 @@ def _errors(P, sinks, rows, order):
 
 
 # what gives dialects beside a base, read off some rows of the output
-READ_OFF = (_windows, _range, _heads, _sinks, _rope, _part)
+READ_OFF = (_windows, _range, _heads, _sinks, _rope)

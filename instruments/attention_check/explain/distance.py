@@ -78,7 +78,7 @@ class Distance:
         kernel declares its precision, the bound alone decides."""
         units = UNITS * self.call.fmt.unit_roundoff
         if self.times_bound is None:
-            return self.residual <= units
+            return self.residual <= (self.rounding if self.rows.dialect.part else units)
         by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding and self.call.declared is None
         if self.times_bound <= 1 or not by_rule or self.of_rows > ALLOWED["o"]:
             return self.times_bound <= 1
