@@ -118,6 +118,12 @@ def _contiguous(x):
     return x.transpose(1, 2).reshape(x.shape)
 
 
+def _overlapping(x):
+    """Element (i, c) of a head that lies as (head_dim, n) in memory, read at place i + c of it."""
+    n, d = x.shape[-2:]
+    return x.mT.flatten(-2).unfold(-1, d, 1)[..., :n, :]
+
+
 def _in_thirds(tensors):
     """The heads of q, k and v, side by side head by head, taken for all of q, then of k, then of v."""
     q, k, v = (tensors[name] for name in "qkv")
@@ -261,6 +267,7 @@ CONVENTIONS = (
     *(Convention("layout", f"{name}_contiguous", f"of {words} as if contiguous, where memory is (batch, sequence, "
                  "heads, head_dim)", FAULT, how=_of(of, _contiguous)) for name, of, words in (
         ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),
+        ("all", "qkvo", "q, k and v read, and o written,"),
     )),
     Convention("layout", "in_thirds", "of q, k and v that lie head by head in one tensor, which is split in thirds",
                FAULT, lambda call: call.q.shape == call.k.shape == call.v.shape, how=_in_thirds),
@@ -271,6 +278,8 @@ CONVENTIONS = (
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT, how=_of(name, lambda x: x.mT.reshape(x.shape)))
       for name in "qkv"),
+    *(Convention("layout", f"{name}_inner", f"of {name} with strides of 1 in its last two dimensions, which are "
+                 "exchanged in memory", FAULT, how=_of(name, _overlapping)) for name in "qkv"),
     Convention("layout", "o_flat_reshaped", "with its output viewed as (batch, sequence, heads * head_dim), where it "
                "should be transposed first", FAULT, how=_flat_output(False)),
     Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE,
@@ -307,6 +316,10 @@ CONVENTIONS = (
                fits=_numbers, selects=BOOLEAN),
     Convention("mask", "first_entry", "with the mask of the first entry of the batch in all", FAULT, _of_entries),
     Convention("mask", "first_head", "with the mask of the first head in all", FAULT, _of_heads),
+    *(Convention("mask", f"{name}_first", f"with the mask of each entry and head taken from a list in the order of "
+                 f"{name}, where the other is due", FAULT,
+                 lambda call: min(call.q.shape[:2]) > 1 and (_of_entries(call) or _of_heads(call)))
+      for name in ("heads", "entries")),
     Convention("mask", "entries_as_heads", "with the mask's entries taken for heads, and its heads for entries", FAULT,
                lambda call: call.q.shape[0] == call.q.shape[1] and (_of_entries(call) or _of_heads(call))),
     Convention("mask", "entries_as_kv_heads", "with the mask of each entry for the heads of one head of k", FAULT,

@@ -271,6 +271,12 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         mask = mask[(None,) * (4 - mask.ndim)].transpose(0, 1)
     if choice == "entries_as_kv_heads":
         mask = mask.transpose(0, 1).repeat_interleave(shape[1] // len(mask), 1)
+    if choice in ("heads_first", "entries_first"):  # as if heads and entries lay in the other order
+        batch, heads = shape[:2]
+        mask = mask[(None,) * (4 - mask.ndim)]
+        mask = mask.expand(batch, heads, *mask.shape[2:])
+        mask = mask.transpose(0, 1).reshape(mask.shape) if choice == "heads_first" else (
+            mask.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1))  # fmt: skip
     try:
         mask = mask.expand(shape)
     except RuntimeError:

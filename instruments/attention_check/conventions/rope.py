@@ -10,7 +10,8 @@ from attention_check.conventions.attention import Rows
 
 ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the base
 ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
-           "k": "k once more", "other": "q in other pairs of features than k's"}  # fmt: skip
+           "k": "k once more", "other": "q in other pairs of features than k's",
+           "others": "q and k in other pairs of features than those"}  # fmt: skip
 FURTHER = "further"  # in place of a key of ROTATED, with a number of positions behind it: q is rotated so many more
 PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features that are rotated together
 BASES = "1e4", "5e5", "1e6"
@@ -34,8 +35,9 @@ def rotated(q: Tensor, k: Tensor, role: str, at: Tensor) -> tuple[Tensor, Tensor
     sign, keys = -1 if which == "neither" else 1, torch.arange(k.shape[-2])
     if which.startswith(FURTHER):  # the same as keys so many positions fewer
         return q, turned(k, torch.full_like(keys, -int(which.removeprefix(FURTHER))))
-    if which == "other":
-        return turned(turned(q, -at), at, next(each for each in PAIRS if each != pairs)), k
+    if which.startswith("other"):
+        others = next(each for each in PAIRS if each != pairs)
+        return turned(turned(q, -at), at, others), turned(turned(k, -keys), keys, others) if which == "others" else k
     return q if which == "k" else turned(q, sign * at), k if which == "q" else turned(k, sign * keys)
 
 

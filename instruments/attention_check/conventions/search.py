@@ -79,13 +79,14 @@ class Fit:
         residual: root mean square of the difference over that of the dialect's output, over all sampled rows that
             count: they see a key, and they and what they see are finite. Infinite where no row counts.
         residual_by_row: the same of each row, (entries, heads, rows); NaN where it does not count.
-        hidden_nan: rows that are finite, though what they see is not.
+        hidden_nan: rows that are finite, though what they see is not. nan: those that are not, though what they see is.
     """
 
     dialect: Dialect
     residual: float
     residual_by_row: Tensor
     hidden_nan: int = 0
+    nan: int = 0
 
     @property
     def counted(self) -> Tensor:
@@ -100,14 +101,14 @@ class Fit:
 
 def fit(rows: Rows) -> Fit:
     """How far the output is from the rows' dialect."""
-    golden, counted, hidden = rows.golden, rows.counted, int(rows.hidden_nan.sum())
+    golden, counted, nan = rows.golden, rows.counted, (int(rows.hidden_nan.sum()), int(rows.nan.sum()))
     error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))
     if not counted.any():
-        return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan), hidden)
+        return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan), *nan)
     floor = max(1e-3 * size[counted].mean().item(), TINY)  # where attention is 0, any error is large
     residual_by_row = (error / size.clamp(min=floor)).sqrt().where(counted, math.nan)
     total = size[counted].sum().clamp(min=TINY)
-    return Fit(rows.dialect, (error[counted].sum() / total).sqrt().item(), residual_by_row, hidden)
+    return Fit(rows.dialect, (error[counted].sum() / total).sqrt().item(), residual_by_row, *nan)
 
 
 def search(call: CapturedCall) -> list[Fit]:
@@ -169,7 +170,7 @@ def ranked(fits: Sequence[Fit]) -> list[Fit]:
     fits = sorted(_fair(fits), key=lambda each: each.residual)
     least = fits[0].residual
     near = [each for each in fits if each.residual <= (SIMPLER if each.dialect.changes() else BELIEVED) * least]
-    first = min(near, key=lambda each: (len(each.dialect.changes()), each.residual))
+    first = min(near, key=lambda each: (each.nan, len(each.dialect.changes()), each.residual))
     if first.residual > NEAR:
         best = max(fits, key=lambda each: (round(each.share, 2), -len(each.dialect.changes()), -each.residual))
         first = best if best.share >= PART else first

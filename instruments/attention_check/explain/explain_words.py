@@ -62,6 +62,8 @@ CHANGES = {  # of an OtherOutput -> what it is
     "of_ones": "the gradient for a dO of ones: the one that came in is not used",
     "without_dlse": "the gradient without what flows into lse (dlse)",
     "scores": "the gradient of P recomputed from scores, before the scale, that were rounded to {fmt}",
+    "lse_as_base_2": "the gradient with a natural log-sum-exp that is taken for one to base 2",
+    "lse_as_natural": "the gradient with a log-sum-exp to base 2 that is taken for a natural one",
     "of_the_other": "{other}: dq and dk may be exchanged",
     "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
 }  # fmt: skip

@@ -196,7 +196,7 @@ def gradient(right: RightGradients, name: str) -> OtherOutput:
     for made in (_like_others, _of_another_delta, _of_parts):
         tried = [(_residual(*each), change, more) for change, *each, more in made(right, name, given[worst], worst)]
         least, change, more = min(tried, key=lambda one: one[0], default=(math.inf, "", {}))
-        if least <= near:
+        if least <= (min(near, UNITS * right.call.fmt.unit_roundoff) if change == "factor" else near):
             if change in ("another_delta", "no_delta") and name == "dq":
                 more |= dict(where=wrong_regions(wrong, right.places(name), right.shape(name)))
             return as_output(verdict=Verdict.PRECISION if change == "scores" else Verdict.BUG, change=change, **more)
@@ -261,7 +261,11 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
         for times in (0, 2) if rows.softcap is not None else ():
             add(f"softcap_{times}", by_hand(group, bends=times), "dq dk")
         add("without_delta", by_hand(group, delta=0.0), "dq dk")
-        wrong_P = dict(scores=lambda x: (scores(replace(x, products=right.call.fmt(x.products))), log_sum_exp(x)))
+        wrong_P = dict(
+            scores=lambda x: (scores(replace(x, products=right.call.fmt(x.products))), log_sum_exp(x)),
+            lse_as_base_2=lambda x: (scores(x), log_sum_exp(x) * math.log(2)),
+            lse_as_natural=lambda x: (scores(x), log_sum_exp(x) / math.log(2)),
+        )
         if dlse is None and rows.softcap is None:
             wrong_P["not_divided"] = lambda x: (scores(x), scores(x).amax(-1))
         for key, S_and_m in wrong_P.items():
