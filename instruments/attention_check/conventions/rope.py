@@ -4,9 +4,10 @@ import math
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from attention_check.conventions.attention import Rows
+from attention_check.conventions.attention import Rows, scores
 
 ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the base
 ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
@@ -17,7 +18,9 @@ PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features
 BASES = "1e4", "5e5", "1e6"
 OFFSETS = 128  # positions that RoPE may be off
 MOST = 2**19  # features of q times keys: with more, none is sought
+SWEPT = 512  # keys: of more, it is sought for all of them alone
 SCORES = 2**14  # times offsets, that are held at a time
+TINY = 1e-30
 
 
 def rotated(q: Tensor, k: Tensor, role: str, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,31 +62,39 @@ def of_number(role: str) -> str:
     return f"with q turned by RoPE {said} (base {float(base):,.0f}, features {PAIRS[pairs]} together)"
 
 
-def read_off(rows: Rows) -> list[tuple[str, tuple[int, int] | None]]:
-    """Roles with a number in which an output is nearest, and the part of the keys that they hold for: q is turned some
-    positions too far for all keys; or, in rows behind a chunk's start, for those before it."""
-    if rows.q.shape[-1] <= 1 or rows.q.shape[-1] * rows.shape[3] > MOST:
-        return []
-    first = int(rows.places[2][0]) + rows.shape[3] - rows.shape[2]  # of a part of the rows, the first one's own key
-    found = (_further(rows), None), (_further(rows, first) if 0 < first < rows.shape[3] else "", (0, first))
-    return [each for each in found if each[0]]
-
-
-def _further(rows, first=0):
-    """RoPE turns q by some positions more or fewer than it should; for keys before `first` alone, if it is not 0."""
-    best, d = (math.inf, ""), rows.q.shape[-1] // 2 * 2
-    q, k, v, o, bias = (x.float() for x in (rows.q, rows.k, rows.v, rows.o, rows.bias))  # one is sought
+def read_off(rows: Rows) -> tuple[str, tuple[int, int] | None] | None:
+    """The role with a number in which an output is nearest, q turned some positions too far or too few, and the part of
+    the keys for which it is, before one or from it on; None is all. None where it is nearer without."""
+    d, n_kv, best = rows.q.shape[-1] // 2 * 2, rows.shape[3], (math.inf, "", (0, 0))
+    if not 0 < d <= MOST / n_kv:
+        return None
+    own, ends = scores(rows), slice(None) if n_kv <= SWEPT else slice(-1, None)
+    q, k, v, o, bias, own = (x.float() for x in (rows.q, rows.k, rows.v, rows.o, rows.bias, own))  # one is sought
     for pairs, base in product(PAIRS, BASES):
         (a, b), (x, y) = (_pairs(z, pairs) for z in (q[..., None, :], k[:, :, None]))
         of_cos, of_sin = a * x + b * y, a * y - b * x  # (entries, heads, rows, n_kv, d / 2)
-        for at in torch.arange(-OFFSETS, OFFSETS + 1).split(max(SCORES // rows.shape[3], 1)):
+        for at in torch.arange(-OFFSETS, OFFSETS + 1).split(max(SCORES // n_kv, 1)):
             angles = (at[:, None] * _frequencies(d, base)).float()  # (offsets, d / 2)
-            S = of_cos @ angles.cos().mT + of_sin @ angles.sin().mT  # (..., rows, n_kv, offsets)
-            S[..., first:, :] = of_cos[..., first:, :].sum(-1, keepdim=True) if first else S
-            P = torch.softmax(S * rows.scale + bias[..., None], -2).nan_to_num(0.0)
-            error = (torch.einsum("ehrko,ehkf->ehrfo", P, v) - o[..., None]).square().sum((0, 1, 2, 3))
-            if error.min() < best[0]:
-                by = int(at[error.argmin()])
-                best = error.min().item(), f"{ROPE}{FURTHER}{by}_{pairs}_{base}" if by else ""
-    return best[1]
+            S = (of_cos @ angles.cos().mT + of_sin @ angles.sin().mT) * rows.scale + bias[..., None]
+            m = torch.maximum(S.amax((-2, -1)), own.amax(-1))[..., None]  # (entries, heads, rows, 1)
+            m = m.where(m > -math.inf, 0.0)
+            x, y = (_running(torch.exp(each - m[..., None]), v, ends) for each in (S, own[..., None]))
+            for total, keys in ((x + y[..., -1:, :, :] - y, (0, None)), (x[..., -1:, :, :] - x + y, (None, n_kv))):
+                O = total[..., :-1] / total[..., -1:].clamp(min=TINY)  # (entries, heads, rows, n_kv + 1, offsets, d_v)
+                error = (O - o[..., None, None, :]).square().sum((0, 1, 2, 5)).nan_to_num(math.inf)
+                key, i = divmod(int(error.argmin()), len(at))
+                if error[key, i] < best[0]:
+                    by, key_of = int(at[i]), key if len(error) > 1 else n_kv
+                    part = tuple(key_of if end is None else end for end in keys)
+                    best = error[key, i].item(), f"{ROPE}{FURTHER}{by}_{pairs}_{base}" if by else "", part
+    _, role, (first, end) = best
+    return (role, None if (first, end) == (0, n_kv) else (first, end)) if role and first < end else None
 
+
+def _running(p: Tensor, v: Tensor, ends: slice) -> Tensor:
+    """Of p (entries, heads, rows, n_kv, count), the sums of p V and of p over the first 0, 1, ... keys, as many as `ends`
+    says, (entries, heads, rows, n_kv + 1, count, d_v + 1)."""
+    v = F.pad(v, (0, 1), value=1.0)
+    if ends.start:
+        return torch.einsum("ehrko,ehkf->ehrof", p, v)[:, :, :, None]
+    return F.pad((p[..., None] * v[:, :, None, :, None]).cumsum(3), (0, 0, 0, 0, 1, 0))

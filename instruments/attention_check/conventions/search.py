@@ -477,8 +477,10 @@ def _sinks(few, base):
 
 def _rope(few, base):
     """RoPE in other places, by a number."""
-    if base == Dialect():
-        yield from (replace(base, roles=role, part=part) for role, part in rope.read_off(_narrow(few.rows(base))))
+    few = Reader(few.call, (*FEWEST[:2], FEWEST[2] // 2))
+    found = rope.read_off(_narrow(few.rows(base), FEATURES // 2)) if base == Dialect() else None
+    if found:
+        yield replace(base, roles=found[0], part=found[1])
 
 
 def _part(few, base):

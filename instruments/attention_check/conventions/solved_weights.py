@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows, scores, weights
 from attention_check.conventions.reading import CapturedCall
 
+EVERY = (16, 32), (32, 64), (64, 128), (128, 256), (1, 2), (1, 4), (1, 8)  # keys of a tile, of every so many
 SIZES = (256, 128, 64, 32, 16)  # keys of a tile that are tried after one tile of all keys, the largest first
 FEATURES = 4  # of V, for each tile at least: half of them are fitted to, and twice as many numbers as are sought
 HELD_OUT = 2.0  # times the residual that is rounding, on the features that were not fitted to
@@ -47,6 +49,8 @@ class Rule(StrEnum):
     EQUAL = "equal"  # each tile counts as much as another one, whatever its log-sum-exp
     BASE_2 = "base_2"  # exp(L) of a tile taken as 2^L
     BASE_E = "base_e"  # 2^L of a tile taken as exp(L)
+    PARTIAL = "partial"  # each tile is divided by the row sum up to it, and not by that of all
+    DIVIDED = "divided"  # so is the output so far, at every tile
     OTHER = "other"
 
 
@@ -55,7 +59,8 @@ class WrongTiles:
     """The weights of tiles, where within a tile all keys have the right weights among themselves.
 
     Attributes:
-        size: keys of a tile. rule: what the weights follow.
+        size: keys of a tile. rule: what the weights follow. period: the keys of a tile are those whose numbers modulo
+            this are in its range; 0 where they follow each other.
         tiles: (first key, last key, least, largest) of those that are off in most rows, at most MOST: how many times
             its weight a tile has, the 5th and the 95th percentile of these rows.
     """
@@ -63,11 +68,13 @@ class WrongTiles:
     size: int
     rule: Rule
     tiles: tuple[tuple[int, int, float, float], ...]
+    period: int = 0
 
 
 def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows, Tensor] | None:
-    """Solve each row of an output for the weights of tiles, of the largest size at which that holds: it leaves no more
-    than rounding on every other feature, which nothing was fitted to. Raises Unfit where the shapes make no call.
+    """Solve each row of an output for the weights of tiles, of the largest size at which that holds, or of some keys of
+    every so many: it leaves no more than rounding on every other feature, which nothing was fitted to. Raises Unfit
+    where the shapes make no call.
 
     Returns:
         What is wrong, the rows, and in which of them, bool (entries, heads, rows, 1). None where no size holds, or no
@@ -76,28 +83,51 @@ def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows,
     rows = call.rows(dialect)
     if dialect.softmax in SOFTMAX_OVER:
         return None
-    P = weights(rows)
-    fit = rows.counted & (P @ rows.v).isfinite().all(-1)
-    n_kv, features = rows.v.shape[2:]
-    rounding = HELD_OUT * call.rounding(dialect)
-    for size in (n_kv, *(size for size in SIZES if size < n_kv)):  # in the order of how much is fitted
-        parts, count = P.split(size, -1), -(-n_kv // size)
-        spread = sum(part.sum(-1) ** 2 / part.square().sum(-1).clamp(min=TINY) for part in parts) / count
-        counted = fit & (spread >= KEYS)  # where one key has all the weight, its tile's factor is the key's own
-        if FEATURES * count > features or not counted.any():
-            continue
-        tiles = torch.stack([part @ v for part, v in zip(parts, rows.v.split(size, 2))], -1)[counted]
-        o = rows.o[counted]
-        times, error, left = _solved(tiles, o)
-        unsolved = ((tiles.sum(-1) - o)[:, 1::2].norm() / o[:, 1::2].norm()).item()
-        if left > min(rounding, EXPLAINED**0.5 * unsolved):
-            continue
-        near = torch.maximum(SURE * error, torch.full_like(error, LEAST))
-        off = ((times - 1).abs() > near) & (tiles.square().sum(-2) > 0)  # of tiles of which the row sees a key
-        wrong = torch.zeros_like(counted)
-        wrong[counted] = off.any(-1)
-        return (_told(rows, size, times, near, off, counted), rows, wrong[..., None]) if off.any() else None
+    fit = rows.counted & (weights(rows) @ rows.v).isfinite().all(-1)
+    n_kv, rounding = rows.v.shape[2], HELD_OUT * call.rounding(dialect)
+    sizes = [(n_kv, 0), *((size, 0) for size in SIZES if size < n_kv)]  # in the order of how much is fitted
+    sizes += [(size, period) for size, period in EVERY if period < n_kv and n_kv % period == 0]
+    for size, period in sizes:
+        found = _of_tiles(_in_order(rows, size, period) if period else rows, size, period, fit, rounding)
+        if found is not None:
+            tiles, wrong = found
+            return None if tiles is None else (tiles, rows, wrong)
     return None
+
+
+def _in_order(rows: Rows, size: int, period: int) -> Rows:
+    """The rows with those keys behind each other that are one tile."""
+    order = (torch.arange(rows.shape[3]) % period // size).sort(stable=True).indices
+    k, v = (x[:, :, order] for x in (rows.k, rows.v))
+    return replace(rows, k=k, v=v, **{name: getattr(rows, name)[..., order] for name in ("products", "bias")})
+
+
+def _of_tiles(rows, size, period, fit, rounding):
+    """The WrongTiles of a size, None where no weight is off, and which rows are wrong, (entries, heads, rows, 1); None
+    where the size does not hold. period: the rows are in its order. fit: rows that count."""
+    n_kv, features = rows.v.shape[2:]
+    keys = n_kv * size // period if period else size  # of a tile
+    parts, count = weights(rows).split(keys, -1), -(-n_kv // keys)
+    spread = sum(part.sum(-1) ** 2 / part.square().sum(-1).clamp(min=TINY) for part in parts) / count
+    counted = fit & (spread >= KEYS)  # where one key has all the weight, its tile's factor is the key's own
+    if FEATURES * count > features or not counted.any():
+        return None
+    tiles = torch.stack([part @ v for part, v in zip(parts, rows.v.split(keys, 2))], -1)[counted]
+    o = rows.o[counted]
+    times, error, left = _solved(tiles, o)
+    unsolved = ((tiles.sum(-1) - o)[:, 1::2].norm() / o[:, 1::2].norm()).item()
+    if left > min(rounding, EXPLAINED**0.5 * unsolved):
+        return None
+    near = torch.maximum(SURE * error, torch.full_like(error, LEAST))
+    off = ((times - 1).abs() > near) & (tiles.square().sum(-2) > 0)  # of tiles of which the row sees a key
+    wrong = torch.zeros_like(counted)
+    wrong[counted] = off.any(-1)
+    if not off.any():
+        return None, wrong
+    rule, listed = _told(rows, keys, times, near, off, counted)
+    ends = ((at * size, min((at + 1) * size, period or n_kv) - 1) for at, *_ in listed)
+    tiles = tuple((*of, *each[1:]) for of, each in zip(ends, listed))
+    return WrongTiles(size, rule, tiles, period), wrong[..., None]
 
 
 def _solved(tiles, o):
@@ -117,16 +147,16 @@ def _solved(tiles, o):
 
 
 def _told(rows: Rows, size, times, near, off, counted):
-    """The WrongTiles of factors (rows, tiles), of which some are off. near: how far from 1 a right factor may be."""
+    """The rule of factors (rows, tiles), of which some are off, and which tiles are, with the least and the largest.
+    near: how far from 1 a right factor may be."""
     rule, off = _rule(rows, size, times, near, off, counted)
     times = times / _least(times) if rule == Rule.COUNTED else times
     listed, most = [], off.sum(0).max()
     for at in off.sum(0).argsort(descending=True, stable=True)[:MOST].sort().values.tolist():
         if 2 * off[:, at].sum() >= most:
             ends = torch.tensor([0.05, 0.95], dtype=times.dtype)
-            of_tile = times[off[:, at], at].quantile(ends).tolist()
-            listed.append((at * size, min((at + 1) * size, rows.shape[3]) - 1, *of_tile))
-    return WrongTiles(size, rule, tuple(listed))
+            listed.append((at, *times[off[:, at], at].quantile(ends).tolist()))
+    return rule, listed
 
 
 def _rule(rows, size, times, near, off, counted):
@@ -137,10 +167,17 @@ def _rule(rows, size, times, near, off, counted):
         left = (torch.logsumexp(S, -1) - torch.logsumexp(of_all, -1)).exp()
         alike = (times[:, 0] - left).abs().max() < LEAST * times.max()
         return (Rule.BEFORE_MASK if alike and S.isneginf().any() else Rule.ROW_SUM), off
+    parts = S.split(size, -1)
+    L = torch.stack([part.logsumexp(-1) for part in parts], -1)  # (rows, tiles)
+    m, so_far = torch.stack([part.amax(-1) for part in parts], -1).cummax(-1).values, L.logcumsumexp(-1)
+    later = F.pad((so_far - m)[:, :-1].flip(-1).cumsum(-1).flip(-1), (0, 1))  # of the tiles from one on, but the last
+    for rule, due in ((Rule.PARTIAL, so_far[:, -1:] - so_far), (Rule.DIVIDED, -later)):
+        near_due = (times - due.exp()).abs() < near * due.exp().clamp(min=1)
+        if (near_due | L.isneginf()).all(-1).double().mean().item() >= IN_MOST:
+            return rule, off
     gone, wrong = off & (times.abs() < near), off.any(-1)
     others = times.masked_fill(gone, math.nan).nanmedian(-1, keepdim=True).values  # a row sum without these keys
     rest = ((times - others).abs() < near * others) | ~(off | gone)
-    parts = S.split(size, -1)
     if gone.any() and (gone | rest).all(-1).double().mean().item() >= IN_MOST:
         return (Rule.ZEROS if _zeros(parts, gone, others[:, 0]) else Rule.MISSING), gone
     counts = times / _least(times)
@@ -150,8 +187,7 @@ def _rule(rows, size, times, near, off, counted):
         return Rule.COUNTED, more
     sure = wrong & (4 * near < times).all(-1)  # a causal row may see next to nothing of a tile
     wrong = sure if 2 * sure.sum() > wrong.sum() else wrong
-    L = torch.stack([part.logsumexp(-1) for part in parts], -1)[wrong]  # (rows, tiles)
-    m = torch.stack([part.amax(-1) for part in parts], -1).cummax(-1).values[wrong]
+    L, m = L[wrong], m[wrong]
     log_times = times[wrong].clamp(min=TINY).log()
     alike = log_times.diff(dim=-1).square().mean(0).sqrt() <= AGREE * _spread(log_times)  # tiles of one part
     part = torch.cat([torch.zeros(1), (~alike).cumsum(0)]).long()

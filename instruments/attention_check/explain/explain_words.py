@@ -84,6 +84,8 @@ TILES = {  # of a Rule -> what is wrong
     Rule.EQUAL: "parts of keys are merged without their log-sum-exp: each counts alike",
     Rule.BASE_2: "parts of keys are merged as if their natural log-sum-exp were one to base 2",
     Rule.BASE_E: "parts of keys are merged as if their log-sum-exp to base 2 were a natural one",
+    Rule.PARTIAL: "{tiles} are each divided by the row sum up to them, and not by that of all keys",
+    Rule.DIVIDED: "it is divided by the row sum so far after every {size} keys, and not once at the end",
     Rule.OTHER: "{tiles} have wrong weights",
 }
 OUT_OF_SIGHT = (
@@ -229,7 +231,7 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
     "elsewhere": "{name} is {what}, but its rows are in wrong places, in {where}.\n{elsewhere}.",
     "zero": "{name} is {what}, but 0 in {where}{sees}.",
     "moved": "{name} is {what}, but {moved}. With them all that was looked at is right to rounding.",
-    "seen": "{name} is {what}, but of other keys than its rows should see{places}.",
+    "seen": "{name} is {what}, but {rows}{places}.",
     "inside": "{name} is {what}, but wrong in {where}.",
     "tiles": "{name} is {what}, but {rule}.",
     "where": "{name} is {what}, but wrong in {where}.\n"
@@ -245,11 +247,12 @@ def _bug(found, name):
     where, tiles, count = found.where, found.tiles, found.hidden_nan or found.nan_rows
     said = BUGS[kind].format(
         found=found, name=name, what=what(found.dialect), where=where and _where(where),
-        rule=tiles and TILES[tiles.rule].format(tiles=f"tiles of {tiles.size} keys"), moved=_moved(found.moved),
+        rule=tiles and TILES[tiles.rule].format(tiles=_tiles_of(tiles), size=tiles.size), moved=_moved(found.moved),
         nan="1 row is" if count == 1 else f"{count:,} rows are",
         inputs=f" of q, k and v read as {found.bits}" * found.bits_of_all,
         sees=", which see keys" * (found.zero in ("rows", "underflow")), elsewhere=_elsewhere(found),
         they=f"\nThey are in {_where(where)}." if where and where.is_known else "",
+        rows=SEEN[{each.sees for each in found.seen} == {Sees.SCALED}],
         places=f", in {_where(where)}" if where and where.is_known else "",
     )  # fmt: skip
     more = dict(zero=_zero, seen=_seen, inside=_inside, tiles=_tiles, nan_rows=_overflow, where=_in_places)
@@ -333,7 +336,11 @@ def _moved(pages):
     return "; ".join(said)
 
 
-SEES = {Sees.ALONE: "{keys}", Sees.MISSED: "all but {keys}", Sees.ADDED: "{keys}, too"}  # what a row sees
+SEEN = "of other keys than its rows should see", "rows have scales of their own"
+SEES = {  # what a row sees
+    Sees.ALONE: "{keys}", Sees.MISSED: "all but {keys}", Sees.ADDED: "{keys}, too", Sees.BUT: "all keys but {keys}",
+    Sees.EMPTY: "zeros, of keys and values, in place of {keys}",
+}  # fmt: skip
 
 
 def _seen(found):
@@ -344,23 +351,32 @@ def _seen(found):
         keys, due = (f"{at} to {end - 1}" if end > at else "none" for at, end in (each.keys, each.due))
         due = f"keys {due}" if each.count else due
         due = f"{each.count} of {due}" if each.count < each.due[1] - each.due[0] else due
-        row, sees = f"{f'Entry {each.entry}, row' if several else 'Row'} {each.row}", SEES[each.sees].format(keys=keys)
-        yield f"{row} should see {due}, and sees {sees}."
+        row = f"{f'Entry {each.entry}, row' if several else 'Row'} {each.row}"
+        if each.sees == Sees.SCALED:
+            yield f"{row} has {each.times:.4g} times its scale."
+        else:
+            yield f"{row} should see {due}, and sees {SEES[each.sees].format(keys=keys)}."
+
+
+def _tiles_of(tiles):
+    return f"some of every {tiles.period} keys" if tiles.period else f"tiles of {tiles.size} keys"
 
 
 def _tiles(found):
     share = f"{found.where.share:.0%} of the rows"
     rule, rows = found.tiles.rule, f"in {_where(found.where) if found.where.is_known else share}"
     for first, last, least, largest in found.tiles.tiles:
-        span = f"{least:.2g} to {largest:.2g}" if largest - least > SPAN * max(abs(largest), 1) else f"{largest:.1f}"
+        one = f"{largest:.1f}" if abs(largest) > SPAN else f"{largest:.2g}"
+        span = f"{least:.2g} to {largest:.2g}" if largest - least > SPAN * max(abs(largest), 1) else one
+        keys = f"Keys {_listed([(first, last)])}{f' of every {found.tiles.period}' * bool(found.tiles.period)}"
         if rule == Rule.ROW_SUM:
             yield f"The factor is {span}, {rows}. The weights of a row are right among themselves: its sum is wrong."
         elif rule == Rule.MISSING:
-            yield f"Keys {first} to {last} are missing, {rows}."
+            yield f"{keys} are missing, {rows}."
         elif rule == Rule.COUNTED:
-            yield f"Keys {first} to {last} count {largest:.0f} times, {rows}."
+            yield f"{keys} count {largest:.0f} times, {rows}."
         elif rule != Rule.BEFORE_MASK:
-            yield f"Keys {first} to {last} have {span} times their weight, {rows}."
+            yield f"{keys} have {span} times their weight, {rows}."
     yield f"With these weights o is right to rounding; as attention it is off by {found.residual:.2g} of its size."
 
 

@@ -448,9 +448,8 @@ CANDIDATES = (
     Candidate(in_other_bits), Candidate(not_finite, in_any_shape=True),
     Candidate(in_coarser_arithmetic, in_any_shape=True), Candidate(features_of_zero), Candidate(rows_elsewhere),
     Candidate(wrong_in_a_part),
-    Candidate(of_other_weights, of_parts=True, in_any_shape=True), Candidate(wrong_in_each_head),
-    Candidate(rows_of_other_keys, of_parts=True), Candidate(wrong_in_features),
-    Candidate(wrong_in_places, in_any_shape=True),
+    Candidate(of_other_weights, of_parts=True, in_any_shape=True), Candidate(rows_of_other_keys, of_parts=True),
+    Candidate(wrong_in_each_head), Candidate(wrong_in_features), Candidate(wrong_in_places, in_any_shape=True),
 )  # fmt: skip
 
 
