@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attention_check.conventions.low_bits import by_row, q4_0, q8_0
+from attention_check.conventions.low_bits import by_row, q8_0, q_0
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
@@ -42,7 +42,7 @@ def _both(hold: Callable[[Tensor, Format], Tensor]):
     return lambda q, k, v, fmt: (q, hold(k, fmt), hold(v, fmt))
 
 
-Q8_0, Q4_0 = _both(lambda x, fmt: q8_0(x)), _both(lambda x, fmt: q4_0(x))
+Q8_0, Q4_0 = _both(lambda x, fmt: q8_0(x)), _both(lambda x, fmt: q_0(x, 4))
 QUANTISED_INPUTS: dict[str, Callable[[Tensor, Tensor, Tensor, Format], tuple[Tensor, Tensor, Tensor]]] = {
     "ggml_q8_0": Q8_0, "ggml_q4_0": Q4_0, "llama_cuda_q8_0": Q8_0, "llama_cuda_q4_0": Q4_0,
     "lmdeploy_decode_int8": _both(lambda x, fmt: with_zero_points(x, 255, fmt)),

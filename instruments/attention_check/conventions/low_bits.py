@@ -129,13 +129,29 @@ def q8_0(x: Tensor) -> Tensor:
     return by_row(x.unflatten(-1, (-1, GROUP)), 127, FP16).flatten(-2)
 
 
-def q4_0(x: Tensor) -> Tensor:
-    """Values as llama.cpp's Q4_0 holds them: integers from -8 to 7, the largest value being -8 times its scale."""
-    parts = x.unflatten(-1, (-1, GROUP))
+def q_0(x: Tensor, bits: int) -> Tensor:
+    """Values as llama.cpp's Q4_0 and Q5_0 hold them: integers of so many bits, of which the largest value is the least,
+    times a scale."""
+    parts, most = x.unflatten(-1, (-1, GROUP)), 2 ** (bits - 1)
     largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
-    scale = FP32(largest / -8)  # as it is; FP16 is what is kept of it
-    steps = (parts / scale.where(scale != 0, 1.0) + 8.5).floor().clamp(0, 15) - 8
+    scale = FP32(largest / -most)  # as it is; FP16 is what is kept of it
+    steps = (parts / scale.where(scale != 0, 1.0) + most + 0.5).floor().clamp(0, 2 * most - 1) - most
     return (steps * FP16(scale)).flatten(-2)
+
+
+def q_1(x: Tensor, bits: int) -> Tensor:
+    """Values as llama.cpp's Q4_1 and Q5_1 hold them: from the least to the largest, in equal steps."""
+    parts, most = x.unflatten(-1, (-1, GROUP)), 2**bits - 1
+    least = parts.amin(-1, keepdim=True)
+    scale = FP32((parts.amax(-1, keepdim=True) - least) / most)
+    steps = ((parts - least) / scale.where(scale != 0, 1.0) + 0.5).floor().clamp(0, most)
+    return (steps * FP16(scale) + FP16(least)).flatten(-2)
+
+
+def scaled(x: Tensor, power: float, fmt: Format = E4M3) -> Tensor:
+    """x in a format with one scale, 2**power times the least with which it does not overflow."""
+    scale = x.abs().amax().clamp(min=1e-300) / fmt.max * 2.0**power
+    return fmt((x / scale).clamp(-fmt.max, fmt.max)) * scale
 
 
 def by_row(x: Tensor, most: int, fmt: Format = FP32) -> Tensor:

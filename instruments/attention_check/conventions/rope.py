@@ -92,8 +92,8 @@ def read_off(rows: Rows) -> tuple[str, tuple[int, int] | None] | None:
 
 
 def _running(p: Tensor, v: Tensor, ends: slice) -> Tensor:
-    """Of p (entries, heads, rows, n_kv, count), the sums of p V and of p over the first 0, 1, ... keys, as many as `ends`
-    says, (entries, heads, rows, n_kv + 1, count, d_v + 1)."""
+    """Of p (entries, heads, rows, n_kv, count), the sums of p V and of p over the first 0, 1, ... keys, or all:
+    (entries, heads, rows, n_kv + 1 or 1, count, d_v + 1)."""
     v = F.pad(v, (0, 1), value=1.0)
     if ends.start:
         return torch.einsum("ehrko,ehkf->ehrof", p, v)[:, :, :, None]

@@ -8,10 +8,11 @@ from itertools import product
 from typing import Any
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from attention_check.conventions.attention import Rows
-from attention_check.conventions.low_bits import GROUP, OF_P, between, by_row, in_blocks, q4_0, q8_0
+from attention_check.conventions.low_bits import GROUP, OF_P, between, by_row, in_blocks, q8_0, q_0, q_1, scaled
 from attention_check.measure.mistakes import EXPLAINED, Cause, explained_share
 from attention_check.tolerance import BLOCK
 from fa_lib import kernels
@@ -44,10 +45,13 @@ INT8_BLOCKS = {  # as SageAttention has them: a format's name -> queries and key
     for name, n_q, n_kv in product(("INT8", f"{SMOOTH},"), (128, 64, 32), (64, 128))
 }
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {  # as caches hold k and v; of floats without a scale, or one of 1
-    "Q8_0": q8_0, "Q4_0": q4_0, "INT8": partial(by_row, most=127), "INT4": partial(by_row, most=7),
+    "Q8_0": q8_0, **{f"Q{bits}_0": partial(q_0, bits=bits) for bits in (4, 5, 6)},
+    **{f"Q{bits}_1": partial(q_1, bits=bits) for bits in (4, 5)}, "INT8": partial(by_row, most=127),
+    "INT4": partial(by_row, most=7),
     **{f"{low.name} without a scale": low for low in (E4M3, E5M2)},
     "INT8 without a scale": lambda x: x.round().clamp(-128, 127),
 }  # fmt: skip
+ONE_SCALE, SCALES = "E4M3 with one scale", 64  # such a scale, within a factor of 2; and how many are tried
 Computed = tuple[str, str, int, Callable[[], Tensor]]  # a key of mistakes.ROUNDINGS, a format, tiles, and what gives
 # the rows as they are then, before the next one is asked for
 
@@ -113,7 +117,7 @@ class Worst:
             if torch.equal(o, self.o):
                 break
         is_cast = [each.key.startswith(OPERANDS) and each.fmt not in FLOATS for each in found]
-        return [each for each, strict in zip(found, is_cast) if each.share >= (ALL_OF_IT if strict else PARTLY)]
+        return [each for each, strict in zip(found, is_cast) if each.share >= (EXPLAINED if strict else PARTLY)]
 
     @property
     def bias(self) -> float:
@@ -202,12 +206,16 @@ def _in_integers(rows):
     q, k, v = rows.tensors
     in_groups = q.shape[-1] % GROUP == v.shape[-1] % GROUP == 0
     for name, cast in CASTS.items():
-        if in_groups or not name.endswith("_0"):
+        if in_groups or not name.startswith("Q"):
             low = dict(zip("qkv", map(cast, rows.tensors)))
             for of in ("kv", "qkv", "qk", "k", "v"):
                 yield of, name, *(low[x] if x in of else own for x, own in zip("qkv", rows.tensors))
-    for a, b in (("Q8_0", "Q4_0"), ("Q4_0", "Q8_0")) if in_groups else ():  # as llama.cpp's -ctk and -ctv name two
-        yield "kv", f"{a} and {b}", q, CASTS[a](k), CASTS[b](v)
+    casts = [(name, cast) for name, cast in CASTS.items() if in_groups or not name.startswith("Q")]
+    casts += [(ONE_SCALE, partial(scaled, power=i / SCALES)) for i in range(SCALES)]
+    first = min((_nearest_cast(rows, rows.tensors, i, casts) for i in (1, 2)), key=lambda each: each[0])
+    other = _nearest_cast(rows, first[-1], 3 - first[1], casts)
+    a, b = (name for _, _, name, _ in sorted((first, other), key=lambda each: each[1]))
+    yield "kv", a if a == b else f"{a} and {b}", *other[-1]
     for bits, size in product((8, 4, 2), (k.shape[0], 128, 64, 32)):  # as KIVI and other caches
         low_v = between(v.mT, bits, min(size, v.shape[1])).mT
         for of, low_k in (("feature", between(k, bits, size)), ("key", between(k.mT, bits, min(size, k.shape[1])).mT)):
@@ -218,6 +226,24 @@ def _in_integers(rows):
         if rows.queries is not None:
             low_k = in_blocks(k - k.mean(0) if less else k, n_kv)
             yield "qk", name, in_blocks(rows.queries, n_q)[rows.at], low_k, v
+
+
+def _nearest_cast(rows, tensors, i, casts):
+    """Which cast of k (i = 1) or v (2) leaves least of the error: how much, i, its name, and q, k and v then."""
+    precision = replace(Precision.kernel(rows.fmt), output=rows.precision.output)
+
+    def of(cast):
+        return [cast(x) if i == at else x for at, x in enumerate(tensors)]
+
+    def left(cast):
+        return 1 - explained_share(rows.o, rows.golden, rows.tiled(precision, *of(cast)))
+
+    name, cast = min(casts, key=lambda each: left(each[1]))
+    if name == ONE_SCALE:  # another head may have larger values
+        power = min((cast.keywords["power"] + i for i in range(4)), key=lambda x: left(partial(scaled, power=x)))
+        around = (power - 1 / SCALES, power, power + 1 / SCALES)
+        cast = partial(scaled, power=minimize_scalar(lambda x: left(partial(scaled, power=x)), around, tol=1e-4).x)
+    return left(cast), i, name, of(cast)
 
 
 def _steps(rows: Worst) -> Iterator[Computed]:

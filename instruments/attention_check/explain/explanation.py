@@ -19,7 +19,7 @@ from attention_check.conventions.other_keys import moved_keys
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, in_four_dimensions, spread
 from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, search
 from attention_check.conventions.seen_keys import seen_keys
-from attention_check.conventions.solved_weights import LEAST_DROPOUT, dropped, noise, wrong_tiles
+from attention_check.conventions.solved_weights import HELD_OUT, LEAST_DROPOUT, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, runs, wrong_regions
@@ -321,6 +321,8 @@ def in_coarser_arithmetic(case: Case, believed: Distance | None) -> Explanation 
         alike = share is not None and share < LEAST_DROPOUT and numbers.residual <= ONE_CAST
     if not (found or alike and not wrong_tiles(call, best)):
         return None
+    if not found and believed and not changes and (seen := rows_of_other_keys(case, believed)):
+        return seen
     verdict = Verdict.BUG if _of_conventions(best, call) == Verdict.BUG else Verdict.PRECISION
     return case.confirmed(numbers, verdict, found)
 
@@ -328,7 +330,7 @@ def in_coarser_arithmetic(case: Case, believed: Distance | None) -> Explanation 
 def rows_of_other_keys(case: Case, believed: Distance) -> Explanation | None:
     """Right in all rows, of other ranges of keys than these rows should see."""
     found, (entries, heads, rows) = believed.scan, SEEN
-    wrong = found.residual_by_row > UNLIKE * believed.rounding
+    wrong = found.residual_by_row > HELD_OUT * believed.rounding
     at = [wrong.any(others).nonzero().flatten() for others in ((1, 2), (0, 2), (0, 1))]
     most = entries, heads, max(min(rows, ROOM // (entries * heads * case.call.k.shape[2])), 4)
     places: Any = [of[each[spread(len(each), count)]] for of, each, count in zip(found.places, at, most)]
