@@ -161,7 +161,7 @@ def test_wrong_features_chunks_and_keys_of_zeros():
     assert (found.verdict, found.dialect) == (Verdict.BUG, dict(roles="first_64"))
     found = fa_lib.explain(q, k, v, sdpa(q, k, v, attn_mask=(at[:, None] == at).tril()), causal=True)
     assert (found.verdict, found.dialect) == (Verdict.BUG, dict(causal="chunks_of_64"))
-    assert fa_lib.explain(q, k, v, sdpa(q, k * filled, v * filled)).tiles.rule == "zeros"
+    assert fa_lib.explain(q, k, v, sdpa(q, k * filled, v * filled)).dialect == dict(roles="kv_of_0", part=(192, 200))
 
 
 def test_what_was_not_judged_has_an_exit_code(tmp_path):

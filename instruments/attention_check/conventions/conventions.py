@@ -316,14 +316,14 @@ CONVENTIONS = (
                fits=_numbers, selects=BOOLEAN),
     Convention("mask", "first_entry", "with the mask of the first entry of the batch in all", FAULT, _of_entries),
     Convention("mask", "first_head", "with the mask of the first head in all", FAULT, _of_heads),
-    *(Convention("mask", f"{name}_first", f"with the mask of each entry and head taken from a list in the order of "
-                 f"{name}, where the other is due", FAULT,
-                 lambda call: min(call.q.shape[:2]) > 1 and (_of_entries(call) or _of_heads(call)))
-      for name in ("heads", "entries")),
     Convention("mask", "entries_as_heads", "with the mask's entries taken for heads, and its heads for entries", FAULT,
                lambda call: call.q.shape[0] == call.q.shape[1] and (_of_entries(call) or _of_heads(call))),
     Convention("mask", "entries_as_kv_heads", "with the mask of each entry for the heads of one head of k", FAULT,
                lambda call: call.q.shape[0] == call.k.shape[1] != call.q.shape[1] and _of_entries(call)),
+    *(Convention("mask", f"{name}_first", f"with the mask of each entry and head taken from a list in the order of "
+                 f"{name}, where the other is due", FAULT,
+                 lambda call: min(call.q.shape[:2]) > 1 and (_of_entries(call) or _of_heads(call)))
+      for name in ("heads", "entries")),
     *(Convention("mask", choice, f"with keys of each sequence at {words}", FAULT,
                  lambda call, choice=choice: choice in call.masks) for choice, words in PACKED.items()),
     Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),

@@ -57,7 +57,7 @@ OCTAVE = 2  # values of a number that are tried in each factor of 2, before the 
 WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
 COUNTED = 0.5  # of the rows, at least: a dialect that hides all keys of most rows says nothing
-MOVES = 4.0  # unit roundoffs that a fitted number changes the output by: less may be rounding to one side
+MOVES = 3.0  # unit roundoffs that a fitted number changes the output by: less may be rounding to one side
 AS_NEAR = 1.02  # times the least squared error: so near, the value from which the fit began is taken
 HELD_OUT = 2.0  # times the residual that is rounding, on the half that was not fitted to: a factor rounds once more
 

@@ -139,5 +139,5 @@ class _Row:
         from scipy.optimize import minimize_scalar
 
         nearest = min((i / 4 for i in range(-16, 17)), key=lambda power: self.scaled(power, FITTED))
-        around = (nearest - 0.25, nearest, nearest + 0.25)
-        return float(minimize_scalar(self.scaled, around, args=(FITTED,), tol=1e-6).x)
+        around = (nearest - 0.25, nearest + 0.25)
+        return float(minimize_scalar(self.scaled, args=(FITTED,), bounds=around, options=dict(xatol=1e-6)).x)

@@ -241,8 +241,8 @@ def _nearest_cast(rows, tensors, i, casts):
     name, cast = min(casts, key=lambda each: left(each[1]))
     if name == ONE_SCALE:  # another head may have larger values
         power = min((cast.keywords["power"] + i for i in range(4)), key=lambda x: left(partial(scaled, power=x)))
-        around = (power - 1 / SCALES, power, power + 1 / SCALES)
-        cast = partial(scaled, power=minimize_scalar(lambda x: left(partial(scaled, power=x)), around, tol=1e-4).x)
+        around = (power - 1 / SCALES, power + 1 / SCALES)
+        cast = partial(scaled, power=minimize_scalar(lambda x: left(partial(scaled, power=x)), bounds=around).x)
     return left(cast), i, name, of(cast)
 
 

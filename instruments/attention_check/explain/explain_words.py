@@ -348,7 +348,7 @@ def _seen(found):
     several = found.where is not None and found.where.of[0] > 1
     for i in spread(len(found.seen), SHOWN).tolist():
         each = found.seen[i]
-        keys, due = (f"{at} to {end - 1}" if end > at else "none" for at, end in (each.keys, each.due))
+        keys, due = (_listed([(at, end - 1)]) if end > at else "none" for at, end in (each.keys, each.due))
         due = f"keys {due}" if each.count else due
         due = f"{each.count} of {due}" if each.count < each.due[1] - each.due[0] else due
         row = f"{f'Entry {each.entry}, row' if several else 'Row'} {each.row}"
