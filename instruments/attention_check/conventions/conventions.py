@@ -124,6 +124,18 @@ def _overlapping(x):
     return x.mT.flatten(-2).unfold(-1, d, 1)[..., :n, :]
 
 
+def _hadamard(x):
+    """The orthonormal Hadamard transform (Sylvester's) of the last dimension; it is its own inverse."""
+    d = x.shape[-1]
+    if d & (d - 1):
+        raise Unfit(f"layout: {d} features are no power of 2")
+    found = x.double()
+    for size in (2**i for i in range(d.bit_length() - 1)):
+        a, b = found.unflatten(-1, (-1, 2, size)).unbind(-2)
+        found = torch.stack([a + b, a - b], -2).flatten(-3)
+    return (found * d**-0.5).to(x.dtype)
+
+
 def _in_thirds(tensors):
     """The heads of q, k and v, side by side head by head, taken for all of q, then of k, then of v."""
     q, k, v = (tensors[name] for name in "qkv")
@@ -280,6 +292,8 @@ CONVENTIONS = (
       for name in "qkv"),
     *(Convention("layout", f"{name}_inner", f"of {name} with strides of 1 in its last two dimensions, which are "
                  "exchanged in memory", FAULT, how=_of(name, _overlapping)) for name in "qkv"),
+    Convention("layout", "o_hadamard", "with a Hadamard transform of the features of its output", FAULT,
+               how=_of("o", _hadamard)),
     Convention("layout", "o_flat_reshaped", "with its output viewed as (batch, sequence, heads * head_dim), where it "
                "should be transposed first", FAULT, how=_flat_output(False)),
     Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE,

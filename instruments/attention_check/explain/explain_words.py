@@ -288,6 +288,8 @@ def _overflow(found):
         yield f"In each of them, and in no other, {OVERFLOWS[found.overflow]}: an overflow."
     elif found.hides == "nan":
         yield "k or v is not finite at keys that these rows do not see: 0 times NaN is NaN."
+    elif found.hides == "each":
+        yield "They have hidden keys, and no other row has: what hides a key makes NaN, as +inf in place of -inf does."
     elif found.hides:
         yield "No overflow separates them. Where a whole block of keys is hidden, exp(-inf + inf) makes NaN."
 

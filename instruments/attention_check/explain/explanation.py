@@ -460,10 +460,12 @@ def _not_finite(case: Case, numbers: Distance) -> Explanation:
     found = numbers.scan
     wrong = found.residual_by_row.isinf()[..., None].expand_as(found.errors)
     where = wrong_regions(wrong, found.places, (*numbers.rows.shape[:3], wrong.shape[-1]))
-    bad, sizes, hides = wrong[..., 0].flatten(), [], ""
+    bad, sizes, hidden = wrong[..., 0].flatten(), [], list[Tensor]()
     for each in parts(case.call, numbers.rows, found.places):
         sizes.append([largest(each).nan_to_num(0.0).flatten() / LARGEST[name] for name, largest in OVERFLOWS.items()])
-        hides = hides or "keys" * bool(each.bias.isneginf().any())
+        hidden.append((each.bias.isneginf().any(-1) & each.seen[..., 0]).flatten())
+    has_hidden = torch.cat(hidden)
+    hides = "each" if torch.equal(has_hidden, bad) and not bad.all() else "keys" * bool(has_hidden.any())
     hides = hides if case.call.k.isfinite().all() and case.call.v.isfinite().all() else "nan"
     overflow = next((name for name, x in zip(OVERFLOWS, map(torch.cat, zip(*sizes))) if _overflows(x, bad)), "")
     counts: dict[str, Any] = dict(nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)

@@ -134,7 +134,8 @@ class Explanation:
             were read as another one's; "". bits_of_all: those of q, k and v, too. sequence: of packed ones, the one
             that is wrong.
         overflow: what of `explanation.OVERFLOWS` is too large in the rows that are not finite alone; "" if nothing is.
-            hides: "keys" where some are hidden, "nan" where what they hold is not finite.
+            hides: "keys" where some are hidden, "each" where these rows and no other have hidden keys, "nan" where
+            what they hold is not finite.
         hidden_nan: rows that are finite, though what they see is not.
         short: keys of a call of which more can be seen, where there is no cause; 0 where this one has as few.
         rows: how many were looked at, of how many. scale: of the scores, in the dialect.
