@@ -9,12 +9,7 @@ import torch
 from fa_lib import BF16, FP16, FP32, Precision, Tiling, draw, round_to
 from fa_lib.kernels import rows, tiled
 from fa_lib.kernels.exponentials import fast_exp
-
-
-def gradients(kernel, q, k, v, dO):
-    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
-    o = kernel(q, k, v)
-    return torch.autograd.grad(o, (q, k, v), dO.to(o.dtype))
+from tests.test_kernels import run
 
 
 @pytest.mark.parametrize("asked", [
@@ -26,10 +21,10 @@ def test_gradients_do_not_depend_on_the_tiles_worked_on_at_once(asked, precision
     q, k, v = draw("normal", 5, (1, 4, 83, 16), (1, 2, 61, 16))
     dO = draw("normal", 6, q.shape)[0]
     call = partial(tiled, tiling=Tiling(8, 16), precision=precision, **asked)
-    together = gradients(call, q, k, v, dO)
+    together = run(call, (q, k, v), dO)
     monkeypatch.setitem(rows.CHUNK, "cpu", 1)  # the fewest: 16 rows, and one tile of keys
     monkeypatch.setattr(rows, "FEWEST", 16)
-    for ours, theirs in zip(gradients(call, q, k, v, dO), together):
+    for ours, theirs in zip(run(call, (q, k, v), dO), together):
         assert torch.equal(ours, theirs)
 
 
@@ -40,7 +35,7 @@ def test_each_step_rounds_where_it_should(fmt):
     dO = round_to(draw("normal", 4, (8, 4))[0], fmt)
     p = Precision.uniform(fmt)
     o = tiled(q, k, v, tiling=Tiling(4, 4), precision=p)
-    dQ, dK, dV = gradients(lambda q, k, v: tiled(q, k, v, tiling=Tiling(4, 4), precision=p), q, k, v, dO)
+    _, dQ, dK, dV = run(tiled, (q, k, v), dO, tiling=Tiling(4, 4), precision=p)
     S = fmt(q @ k.mT * 0.5)
     m, l = S[:, :4].amax(-1, keepdim=True), None
     for j in (0, 4):
