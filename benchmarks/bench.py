@@ -23,7 +23,6 @@ from fa_lib.execution.paths import build
 from fa_lib.kernels.kernel_ref import KernelRef
 from fa_lib.numerics.dots import EXACT
 from fa_lib.numerics.tensor_cores import TensorCore
-from ptx_machine.launch import Kernel
 
 
 def ratio(ours, other, turns=5):
@@ -131,33 +130,6 @@ def apart_to_here(kernel="examples.my_kernel:attention"):
     return ratio(apart, lambda: examine(kernel), turns=3)
 
 
-LOOP = """.version 8.0
-.target sm_80
-.address_size 64
-.visible .entry loop(.param .u64 out)
-{
-.reg .pred %p<2>; .reg .b32 %r<4>; .reg .f32 %f<4>; .reg .b64 %d<4>;
-mov.u32 %r1, 0; mov.u32 %r2, %tid.x; cvt.rn.f32.u32 %f1, %r2; mov.f32 %f2, 0f3F7FF000; mov.f32 %f3, 0f3F000000;
-top:
-fma.rn.f32 %f1, %f1, %f2, %f3; mul.ftz.f32 %f3, %f3, %f2; max.f32 %f1, %f1, %f3; xor.b32 %r2, %r2, %r1;
-add.s32 %r1, %r1, 1; setp.lt.s32 %p1, %r1, 20000; @%p1 bra top;
-ld.param.u64 %d1, [out]; mov.b32 %r3, %f1; st.global.u32 [%d1], %r3; st.global.u32 [%d1+4], %r2;
-ret;
-}
-"""
-
-
-def gpu_machine():
-    """Millions of thread-instructions a second of a loop without matrix products, on one thread, and its seconds."""
-    kernel, out = Kernel(LOOP), torch.zeros(2, dtype=torch.int32)
-    times, instructions = [], 0
-    for _ in range(5):
-        start = time.perf_counter()
-        instructions = kernel((8,), (128,), 0, out, threads=1)
-        times.append(time.perf_counter() - start)
-    return 32e-6 * instructions / min(times), min(times), float("nan")
-
-
 def original_kernel(n=4096):
     """Seconds of FlashAttention-2's own kernel on one thread, compiled and read before; NaN without nvcc."""
     q, k, v = (torch.randn(1, 1, n, 64).bfloat16() for _ in range(3))
@@ -185,7 +157,6 @@ BENCHMARKS = (
     ("scipy's wasserstein_distance / wasserstein", "10 M float32 pairs", wasserstein_to_scipy, ">= 50"),
     ("a check of a kernel in a separate process / in this one", "QUICK, examples.my_kernel", apart_to_here, "<= 1.3"),
     ("import fa_lib.kernels / import torch", "fastest of 5", import_to_torchs, "<= 1.3"),
-    ("M thread-instructions / s of the GPU machine", "a loop without mma, one thread", gpu_machine, ">= 200"),
     ("s, FlashAttention-2's own CUDA kernel", "N = 4096, 1 head, d = 64, A100, one thread", original_kernel, "<= 30"),
 )
 

@@ -13,6 +13,7 @@ from benchmarks.judged import judged
 from benchmarks.mutants import CONTROLS, MUTANTS
 from benchmarks.other_judges import JUDGES
 from fa_lib.execution.files import renewed, replacing
+from fa_lib.execution.ledger import markdown_table
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
@@ -53,11 +54,6 @@ def alarms(rows: pd.DataFrame) -> dict[str, int]:
     return found | {judge: int(rows[judge].map(bool).sum()) for judge in JUDGES if judge in rows}
 
 
-def table(head, lines) -> str:
-    """As Markdown has it."""
-    return "\n".join(f"| {' | '.join(map(str, each))} |" for each in (head, ["---"] * len(head), *lines))
-
-
 def by_kernel(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each kernel: at how many seeds it fails by each judge, and by what ours does."""
     lines = []
@@ -96,7 +92,7 @@ def totals(rows: pd.DataFrame) -> str:
         false = [f"{sum(right)} of {len(right) * seeds}", f"{sum(map(bool, right))} of {len(right)}"]
         lines.append([label, f"{every} of {len(wrong)}", len(wrong) - every - none, none, *false])
     head = ["judge", "mutants that fail at every seed", "at some", "at none", "right kernels that fail, of all seeds"]
-    return table([*head, "of all kernels"], lines)
+    return markdown_table([*head, "of all kernels"], [map(str, line) for line in lines])
 
 
 def missed(rows: pd.DataFrame) -> list[str]:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.tables import save_table
 from fa_lib import kernels, sweep
@@ -101,24 +103,15 @@ def tokens(name: str, text: str) -> Tensor:
 
 def attention_inputs(name: str, text: str) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return Q, K and V of every layer of a model that reads a text: FP32 (1, heads, n, head_dim) each."""
-    bert, kept, hooks = model(name), [], []
-    for layer in bert.encoder.layer:
-        own = {}
-        for part in ("query", "key", "value"):
+    calls = []
 
-            def keep(module, inputs, output, own=own, part=part):
-                own[part] = output
+    def seen(q, k, v, **options):
+        calls.append((q, k, v))
+        return scaled_dot_product_attention(q, k, v, **options)
 
-            hooks.append(getattr(layer.attention.self, part).register_forward_hook(keep))
-        kept.append(own)
-    try:
-        with torch.no_grad():
-            bert(input_ids=tokens(name, text))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    heads = bert.config.num_attention_heads
-    return [tuple(x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in own.values()) for own in kept]
+    with torch.no_grad(), patch("torch.nn.functional.scaled_dot_product_attention", seen):
+        model(name)(input_ids=tokens(name, text))
+    return calls
 
 
 def heads_of(name: str, text: int, tiles: int = 32) -> list[dict]:

@@ -1,22 +1,15 @@
 """Gradients, step by step in a low precision; test_kernels.py compares them with autograd's in FP64."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from fa_lib import BF16, FP16, FP32, Precision, Tiling, deviation, draw, round_to
-from fa_lib.kernels import flash, golden, reference, rows, tiled
+from fa_lib import BF16, FP16, FP32, Precision, Tiling, draw, round_to
+from fa_lib.kernels import rows, tiled
 from fa_lib.kernels.exponentials import fast_exp
-from fa_lib.kernels.shipped import torch_cpu
-
-
-def gradients(kernel, q, k, v, dO):
-    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
-    o = kernel(q, k, v)
-    return torch.autograd.grad(o, (q, k, v), dO.to(o.dtype))
+from tests.test_kernels import run
 
 
 @pytest.mark.parametrize("asked", [
@@ -28,10 +21,10 @@ def test_gradients_do_not_depend_on_the_tiles_worked_on_at_once(asked, precision
     q, k, v = draw("normal", 5, (1, 4, 83, 16), (1, 2, 61, 16))
     dO = draw("normal", 6, q.shape)[0]
     call = partial(tiled, tiling=Tiling(8, 16), precision=precision, **asked)
-    together = gradients(call, q, k, v, dO)
+    together = run(call, (q, k, v), dO)
     monkeypatch.setitem(rows.CHUNK, "cpu", 1)  # the fewest: 16 rows, and one tile of keys
     monkeypatch.setattr(rows, "FEWEST", 16)
-    for ours, theirs in zip(gradients(call, q, k, v, dO), together):
+    for ours, theirs in zip(run(call, (q, k, v), dO), together):
         assert torch.equal(ours, theirs)
 
 
@@ -42,7 +35,7 @@ def test_each_step_rounds_where_it_should(fmt):
     dO = round_to(draw("normal", 4, (8, 4))[0], fmt)
     p = Precision.uniform(fmt)
     o = tiled(q, k, v, tiling=Tiling(4, 4), precision=p)
-    dQ, dK, dV = gradients(lambda q, k, v: tiled(q, k, v, tiling=Tiling(4, 4), precision=p), q, k, v, dO)
+    _, dQ, dK, dV = run(tiled, (q, k, v), dO, tiling=Tiling(4, 4), precision=p)
     S = fmt(q @ k.mT * 0.5)
     m, l = S[:, :4].amax(-1, keepdim=True), None
     for j in (0, 4):
@@ -56,35 +49,6 @@ def test_each_step_rounds_where_it_should(fmt):
     assert torch.equal(dV, fmt(fmt(P[first].mT @ dO[first]) + P[second].mT @ dO[second]))
     assert torch.equal(dK, fmt(fmt(0.5 * dS[first].mT @ q[first]) + 0.5 * dS[second].mT @ q[second]))
     assert torch.equal(dQ, fmt(fmt(0.5 * dS[:, first] @ k[first]) + 0.5 * dS[:, second] @ k[second]))
-
-
-@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_within_three_times_baselines(fmt, causal):
-    """flash-attention's rule for gradients; the kernel that carries FP32 keeps it with its own tiles."""
-    q, k, v = (round_to(x, fmt) for x in draw("normal", 5, (1, 4, 300, 32), (1, 2, 300, 32)))
-    dO = round_to(draw("normal", 6, q.shape)[0], fmt)
-    shipped = dict(tiling=Tiling(64, 64), precision=Precision.kernel(fmt))
-    fns = (golden, dict(inputs=fmt)), (reference, dict(precision=Precision.materialized(fmt))), (tiled, shipped)
-    exact, baseline, ours = (gradients(partial(fn, causal=causal, **how), q, k, v, dO) for fn, how in fns)
-    for a, b, g in zip(ours, baseline, exact):
-        assert deviation(a, g, fmt).max <= 3 * deviation(b, g, fmt).max
-
-
-def test_torchs_cpu_kernel_carries_the_inputs_format_from_tile_to_tile_in_its_gradients():
-    """Its dQ, dK, dV equal ours bit for bit where their running sums are rounded to BF16 at each tile, and not where
-    they are held in FP32."""
-    q, k, v = (round_to(x, BF16) for x in draw("normal", 7, (1, 1, 1024, 64)))
-    dO = round_to(draw("normal", 8, q.shape)[0], BF16)
-    real = gradients(flash, *(x.bfloat16() for x in (q, k, v)), dO)
-
-    def share(p):
-        kernel = partial(tiled, **torch_cpu(BF16, 1024) | dict(precision=p))
-        return [(a == b).double().mean().item() for a, b in zip(gradients(kernel, q, k, v, dO), real)]
-
-    shipped = Precision.kernel(BF16)
-    assert min(share(replace(shipped, grad_sums=BF16))) > 0.98
-    assert max(share(shipped)[1:]) < 0.7  # dK and dV, four tiles of queries
 
 
 def test_fast_exp():

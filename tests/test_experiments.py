@@ -6,22 +6,17 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from fa_lib import BF16
 from fa_lib.execution.paths import RESULTS
 from fa_lib.experiments import ablation, biased_rounding, fp8_probs, newer_kernels, tensor_cores
-from fa_lib.experiments.block_scales import EVERY, KINDS, RECIPES, SHIFT, block_scales
-from fa_lib.experiments.block_scales import problem as of_blocks
+from fa_lib.experiments.block_scales import RECIPES, block_scales
 from fa_lib.experiments.law import measured, predicted, worst
 from fa_lib.experiments.overflow import overflow
 from fa_lib.experiments.polynomials import polynomial_error
 from fa_lib.experiments.rescaling import rescaling
 from fa_lib.experiments.sink_gradients import sink_gradient
 from fa_lib.kernels.quantized_attention import OPERANDS
-from fa_lib.numerics.tensor_cores import UNITS
 
-SIZE = dict(rows=32, head_dim=64, heads=2)
 APART = ("fp8_tensor", "mxfp8_up", "nvfp4", "nvfp4_two_level")
 PARTS = {key: ["all", "cache", *(OPERANDS if key in APART else [])] for key in RECIPES}  # as in notebook 16
 TEN, BIASED = "09_why_ten_times", "10_biased_rounding"
@@ -94,21 +89,3 @@ def test_a_learned_sink_takes_the_share_of_the_closed_form(scale, cast):
         rows = {row["cast"]: row["lost"] for row in fp8_probs.sink_cast(strength, "logit", 0, n=1024, rows=16)}
         of = lost_share(strength, scale, 0)
         assert abs(rows[cast] - of) < 4 * math.sqrt(of * (1 - of) / 1024)  # rows share the keys: as if there were one
-
-
-def test_units_that_add_alike_are_one():
-    adders = tensor_cores.adders
-    assert adders("FP16") == dict(V100=["V100"], A100=["A100", "L40S"], H100=["H100", "H200", "B200"])
-    assert adders("BF16") == dict(A100=["A100", "L40S"], H100=["H100", "H200", "B200"])
-    assert adders("E4M3") == dict(L40S=["L40S"], H100=["H100", "H200"], B200=["B200"])
-    for fmt in ("TF32", "E5M2"):
-        every = [unit for units in adders(fmt).values() for unit in units]
-        assert sorted(every) == sorted(core.unit for core in UNITS if str(core.inputs) == fmt)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_inputs_are_in_bf16_and_shifted_k_is_normal_but_for_some_channels(kind):
-    q, k, v = of_blocks(kind, 0, 256, **SIZE)
-    assert all(torch.equal(BF16(x), x) for x in (q, k, v)) and len(k[0, 0, 0].unique()) > 30
-    far = k.mean((0, 1, 2)).abs() > SHIFT / 2
-    assert far.nonzero().flatten().tolist() == (list(range(0, 64, EVERY)) if kind == "shifted K" else [])

@@ -22,27 +22,6 @@ def test_an_edit_counts_where_the_function_imports_it_and_nowhere_else(edited):
     assert key() == first
 
 
-def test_the_walk_finds_kernels_and_vocabulary_and_no_room_above():
-    found = set(sources(microbenchmark.__file__, microbenchmark.__name__))
-    kernels = {f"fa_lib.kernels.{name}" for name in ("tiled", "backward", "inputs")}
-    assert {"fa_lib.numerics.formats", *kernels} <= found
-    assert not [m for m in found if m.split(".")[1] in ("plots", "training", "commands")]
-    own = {f"fa_lib.execution.{name}" for name in ("lookup", "reader_modules")}
-    assert {m for m in found if ".execution." in m} == own
-
-
-def test_of_a_notebook_the_code_it_imports_counts(tmp_path):
-    metrics, tiling, longer = (
-        of_notebook([code], {}, tmp_path)
-        for code in (
-            "from fa_lib.numerics.metrics import deviation",
-            "from fa_lib.kernels.tiling import Tiling",
-            "from fa_lib.kernels.tiling import Tiling\nx = 3",
-        )
-    )
-    assert metrics != tiling == longer
-
-
 def test_a_line_that_begins_with_an_operator_is_no_magic(tmp_path):
     """IPython knows one from the other, and so does the key: the cell's imports stay in it."""
     plain = "from fa_lib.numerics.metrics import deviation\nwords = ('%d of'\n         % 3)"
@@ -63,7 +42,7 @@ def test_code_that_a_cell_names_counts_and_other_words_do_not():
     plain = code_version(own_kernel)
     assert plain == code_version(own_kernel, [dict(names="text: with a colon", kernel="flash")])
     assert plain != code_version(own_kernel, [dict(names=["flash", "test_fingerprint:own_kernel"])])
-    assert plain != code_version(own_kernel, uses=[test_of_a_notebook_the_code_it_imports_counts])
+    assert plain != code_version(own_kernel, uses=[test_a_line_that_begins_with_an_operator_is_no_magic])
     with pytest.raises(ValueError, match="kernel: got 'nowhere:f'"):
         code_version(own_kernel, [dict(names="nowhere:f")])
 

@@ -12,7 +12,7 @@ from gfloat import RoundMode
 
 from fa_lib import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to
 from fa_lib.numerics import formats
-from fa_lib.numerics.formats import _nearest_torch, stochastic, truncated
+from fa_lib.numerics.formats import E2M1, _nearest_torch, stochastic, truncated
 
 NARROW = gfloat.FormatInfo(
     "E5P3", k=8, precision=3, bias=15, is_signed=True, domain=gfloat.Domain.Extended, has_nz=True, num_high_nans=3,
@@ -29,6 +29,7 @@ ORACLE = {
     TF32: TF32_INFO,
     E4M3: gfloat.formats.format_info_ocp_e4m3,
     E5M2: gfloat.formats.format_info_ocp_e5m2,
+    E2M1: gfloat.formats.format_info_ocp_e2m1,
     Format.of((5, 3)): NARROW,
 }
 MODES = {"nearest": RoundMode.TiesToEven, "toward_zero": RoundMode.TowardZero}

@@ -35,14 +35,6 @@ def test_deviation_counts_nan_and_infinity_and_hides_none():
     assert deviation(torch.where(out.isnan(), 0.0, out), golden).max == math.inf
 
 
-def test_bias_se_takes_a_row_as_one_observation():
-    """Rows of equal elements are one observation: the interval bias +- 4 se holds it, one from elements would not."""
-    noise = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).expand(400, 64)
-    d = deviation(noise, torch.zeros(400, 64))
-    assert abs(d.bias) < 4 * d.bias_se
-    assert d.bias_se == pytest.approx(noise[:, 0].std().item() / 20, rel=1e-12)
-
-
 def test_deviation_refuses_other_shapes():
     for out, golden in ((torch.zeros(2), torch.zeros(3)), (torch.zeros(0), torch.zeros(0))):
         with pytest.raises(ValueError, match="out: got shape"):

@@ -63,7 +63,7 @@ def test_what_other_devices_left_is_drawn_and_named(tmp_path):
         assert f"{device} (N = 160" in caption(figure) and "2 seeds)" in caption(figure)
 
 
-DRAWING = sorted([*NOTEBOOKS.glob("0[1-57]_*.ipynb"), *NOTEBOOKS.glob("tutorials/14_*.ipynb")])
+DRAWING = sorted(NOTEBOOKS.glob("0[1-57]_*.ipynb"))
 
 
 @pytest.mark.parametrize("path", DRAWING, ids=lambda path: path.stem)

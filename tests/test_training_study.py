@@ -19,7 +19,7 @@ from fa_lib.training.arm import ARMS, PAIRS
 from fa_lib.training.config import Config
 from fa_lib.training.distances import MEASURES, Job, at_end, direction, distances, slopes, times_less
 from fa_lib.training.run_folder import weights
-from fa_lib.training.study import StudySpec, study, timing
+from fa_lib.training.study import StudySpec, study
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -77,11 +77,6 @@ def test_a_watched_run_is_the_same_run(small_study, monkeypatch, tmp_path):
     error = rows[rows.against == "golden"].groupby("kernel").rmse.mean()
     assert 0.5 < error.flash / error.ran < 1.1 < error.stepwise / error.ran
     assert (rows["max"] > 0).all() and (rows.rmse < rows.scale / 100).all()
-
-
-def test_kernels_are_timed_in_turn():
-    table = timing(TINY, repeats=2)
-    assert table.groupby("kernel").size().to_dict() == {"flash": 2, "unfused": 2} and (table.seconds > 0).all()
 
 
 def test_a_run_with_one_checkpoint_has_no_direction(tmp_path):

@@ -50,17 +50,18 @@ def save(
     results = Path(out) / "data" / "results"
     for suffix, each in {"": table, **{f".{key}": each for key, each in dict(more).items()}}.items():
         if isinstance(each, pd.DataFrame):
-            _write_table(results / f"{name}{suffix}.csv", each, 7)
+            write_table(results / f"{name}{suffix}.csv", each, 7)
         else:
             write_json(results / f"{name}{suffix}.json", [asdict(one) for one in each])
     if claims:
-        _write_table(results / f"{name}.claims.csv", pd.DataFrame(claims), 6)
+        write_table(results / f"{name}.claims.csv", pd.DataFrame(claims), 6)
     write_json(results / f"{name}.provenance.json", provenance(parameters, pool))
     for figure_name, figure in dict(figures).items():
         save_figure(figure, Path(out) / "figures" / figure_name)
 
 
-def _write_table(path, table, digits):
+def write_table(path: Path, table: "pd.DataFrame", digits: int) -> None:
+    """Write a table as CSV, numbers with so many digits, whole or not at all."""
     with replacing(path) as to:
         table.to_csv(to, index=False, float_format=f"%.{digits}g")
 
@@ -82,8 +83,7 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def recorded(name: str) -> dict[str, "pd.DataFrame"]:
-    """Read the tables that a GPU (`benchmarks.record`), or another machine, left for a notebook, or under a table's
-    name: device -> table, for every device that has run it."""
+    """Read the tables of this name that other devices left (`benchmarks.record`): device -> table."""
     import pandas as pd
 
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_gallery.ggml import Ggml
+from attention_gallery.ggml import flash_attn_ext
 from attention_gallery.openvino_kernels import openvino_sdpa
 from attention_gallery.pallas import decode_in_splits
 from fa_lib import kernels
@@ -38,10 +38,10 @@ def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, h
     threads; with more, the queries. Changed: the same values of V stored in FP32.
     """
     q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
-    ours = dict(kernel=Ggml(threads=threads, precise=True)(q, k, v))
+    ours = dict(kernel=flash_attn_ext(threads=threads, precise=True)(q, k, v))
     if queries < 64:
         ours["emulated"] = key_by_key(q, k, v, parts=threads if queries == 1 else 1)
-        ours["changed"] = Ggml(threads=threads, precise=True, v="FP32")(q, k, v)
+        ours["changed"] = flash_attn_ext(threads=threads, precise=True, v_type="FP32")(q, k, v)
     return error_rows(ours, FP16, q, k, v)
 
 

@@ -9,14 +9,12 @@ ggml_compute_forward_flash_attn_ext_f16_one_chunk).
 import ctypes
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import files
 
 import torch
-from torch import Tensor
 
-from attention_gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, visible
+from attention_gallery.adapters import Kernel, accepts, swapped, visible
 
 TYPES = {"FP32": 0, "FP16": 1, "q4_0": 2, "q8_0": 8, "BF16": 30}  # enum ggml_type of ggml.h
 DTYPES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
@@ -65,42 +63,31 @@ def _functions(wheel):
     return functions
 
 
-@dataclass(frozen=True)
-class Ggml:
-    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`. Each call of ggml gets the
-    keys that its last query sees, as a KV cache holds them.
+def flash_attn_ext(
+    wheel: str = "xllamacpp", k_type: str | None = None, v_type: str | None = None, threads: int = 2,
+    precise: bool = False, queries: int = 0, fewest: int = 1,
+) -> Kernel:  # fmt: skip
+    """Make a way to call ggml_flash_attn_ext, f(q, k, v, causal=False, scale=None): o (batch, heads, n_q, head_dim of
+    v) of q, k, v (batch, heads, n, head_dim) in FP32, FP16 or BF16. Each call of ggml gets the keys that its last query
+    sees, as a KV cache holds them. Refused: a dtype or head_dim that ggml does not have, and fewer queries than
+    `fewest`. A ValueError: storing K or V in a type that is no quantised one changes their values, so that the results
+    would not differ by the type alone. A RuntimeError: ggml reports an error.
 
-    Attributes:
+    Args:
         wheel: the wheel of FILES that holds ggml.
-        k, v: the types of TYPES that K and V are stored in; None is their own dtype.
+        k_type, v_type: the types of TYPES that K and V are stored in; None is their own dtype.
         threads: number of threads; ggml divides the keys among them where there is one query, and the queries
             otherwise.
         precise: whether o is FP32, as ggml returns it, and not in q's dtype.
-        queries: the most queries of one call of ggml; None is all.
+        queries: the most queries of one call of ggml; 0 is all.
         fewest: queries below which a call is refused, because another path of ggml takes it.
     """
 
-    wheel: str = "xllamacpp"
-    k: str | None = None
-    v: str | None = None
-    threads: int = 2
-    precise: bool = False
-    queries: int | None = None
-    fewest: int = 1
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        """Compute o (batch, heads, n_q, head_dim of v) of q, k, v (batch, heads, n, head_dim) in FP32, FP16 or BF16.
-        Refused: a dtype or head_dim that ggml does not have, and fewer queries than `fewest`.
-
-        Raises:
-            ValueError: storing K or V in a type that is no quantised one changes their values, so that the results
-                would not differ by the type alone.
-            RuntimeError: ggml reports an error.
-        """
-        only_dtypes(q, (torch.float16, torch.bfloat16, torch.float32), "ggml")
-        if q.shape[2] < self.fewest:
-            raise NotImplementedError(f"below {self.fewest} queries ggml takes its path of decoding: {q.shape[2]} here")
-        kinds = [kind or DTYPES[q.dtype] for kind in (self.k, self.v)]
+    @accepts("ggml", (*DTYPES,), queries=queries)
+    def kernel(q, k, v, causal=False, scale=None):
+        if q.shape[2] < fewest:
+            raise NotImplementedError(f"below {fewest} queries ggml takes its path of decoding: {q.shape[2]} here")
+        kinds = [kind or DTYPES[q.dtype] for kind in (k_type, v_type)]
         for name, x, kind in zip("kv", (k, v), kinds):
             if kind not in STORED and x.shape[-1] % BLOCK:
                 raise NotImplementedError(
@@ -108,28 +95,29 @@ class Ggml:
                 )
             if kind in STORED and not torch.equal(x.to(STORED[kind]).to(x.dtype), x):
                 raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
-        one_call = partial(self._attend, kinds)
-        every_call = queries_at_a_time(one_call, self.queries) if self.queries else one_call
-        o = every_call(q, k, v, causal=causal, scale=softmax_scale(q, scale))
-        return o if self.precise else o.to(q.dtype)
+        o = _called(_functions(wheel), threads, kinds, q, k, v, causal, scale)
+        return o if precise else o.to(q.dtype)
 
-    def _attend(self, kinds, q, k, v, causal, scale):
-        """Make one call of ggml: o, FP32. kinds: the types that K and V are stored in."""
-        ggml, (batch, heads, n_q, _), (_, _, keys, width) = _functions(self.wheel), q.shape, v.shape
-        o = torch.empty(batch, n_q, heads, width)
-        mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
-        with _context(ggml, 4 * sum(x.numel() for x in (o, q, k, v)) + mask_size) as context:
-            mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
-            tensors = [_tensor(ggml, context, x, kind) for x, kind in zip((q, k, v), ("FP32", *kinds))]
-            out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
-            ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
-            graph = ggml["ggml_new_graph"](context)
-            ggml["ggml_build_forward_expand"](graph, out)
-            status = ggml["ggml_graph_compute_with_ctx"](context, graph, self.threads)
-            if status:
-                raise RuntimeError(f"ggml_graph_compute_with_ctx returns status {status}")
-            ctypes.memmove(o.data_ptr(), ggml["ggml_get_data"](out), 4 * o.numel())
-        return swapped(o).contiguous()
+    return kernel
+
+
+def _called(ggml, threads, kinds, q, k, v, causal, scale):
+    """Make one call of ggml: o, FP32. ggml: its functions; kinds: the types that K and V are stored in."""
+    (batch, heads, n_q, _), (_, _, keys, width) = q.shape, v.shape
+    o = torch.empty(batch, n_q, heads, width)
+    mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
+    with _context(ggml, 4 * sum(x.numel() for x in (o, q, k, v)) + mask_size) as context:
+        mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
+        tensors = [_tensor(ggml, context, x, kind) for x, kind in zip((q, k, v), ("FP32", *kinds))]
+        out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
+        ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
+        graph = ggml["ggml_new_graph"](context)
+        ggml["ggml_build_forward_expand"](graph, out)
+        status = ggml["ggml_graph_compute_with_ctx"](context, graph, threads)
+        if status:
+            raise RuntimeError(f"ggml_graph_compute_with_ctx returns status {status}")
+        ctypes.memmove(o.data_ptr(), ggml["ggml_get_data"](out), 4 * o.numel())
+    return swapped(o).contiguous()
 
 
 @contextmanager
@@ -162,13 +150,13 @@ def _causal_mask(n_q, n_kv):
     return rows[None, None]
 
 
-ggml_prefill = Ggml(fewest=PROMPT)  # all queries in one call, as in reading a prompt of PROMPT tokens or more
-ggml_decode = Ggml(queries=1)
-ggml_few = Ggml(queries=32)  # as in speculative decoding and small batches
-ggml_decode_1_thread = Ggml(threads=1, queries=1)  # which adds up all keys in one sum
-ggml_decode_v_fp32 = Ggml(v="FP32", queries=1)  # the same values, one type is changed: ggml adds up O in FP32
-ggml_q8_0, ggml_q4_0 = (Ggml(k=kind, v=kind, queries=1) for kind in ("q8_0", "q4_0"))
+ggml_prefill = flash_attn_ext(fewest=PROMPT)  # all queries in one call, as in reading a prompt of PROMPT tokens or more
+ggml_decode = flash_attn_ext(queries=1)
+ggml_few = flash_attn_ext(queries=32)  # as in speculative decoding and small batches
+ggml_decode_1_thread = flash_attn_ext(threads=1, queries=1)  # which adds up all keys in one sum
+ggml_decode_v_fp32 = flash_attn_ext(v_type="FP32", queries=1)  # the same values, one other type: O is added up in FP32
+ggml_q8_0, ggml_q4_0 = (flash_attn_ext(k_type=kind, v_type=kind, queries=1) for kind in ("q8_0", "q4_0"))
 
-whisper_prefill = Ggml("pywhispercpp", fewest=PROMPT)  # as in its encoder and prompts of PROMPT tokens or more
-whisper_decode = Ggml("pywhispercpp", queries=1)
-whisper_few = Ggml("pywhispercpp", queries=32)  # as its beam search and speculative decoding have
+whisper_prefill = flash_attn_ext("pywhispercpp", fewest=PROMPT)  # as in its encoder and in long prompts
+whisper_decode = flash_attn_ext("pywhispercpp", queries=1)
+whisper_few = flash_attn_ext("pywhispercpp", queries=32)  # as its beam search and speculative decoding have

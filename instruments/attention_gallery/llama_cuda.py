@@ -8,6 +8,7 @@ time; compile_cuda stores them.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, wants_gradients
+from attention_gallery.adapters import HALF, accepts, calls_of, swapped
 from attention_gallery.catalogue import cuda_template, pinned
 from ptx_machine.device import GPU
 from ptx_machine.launch import Kernel, Structure
@@ -148,11 +149,15 @@ def divisor(d: int) -> Structure:
     return Structure(layout, 12, dict(factor=((1 << 32) * ((1 << shift) - d) // d + 1), shift=shift, divisor=d))
 
 
-@dataclass(frozen=True)
-class LlamaCuda:
-    """A way to call llama.cpp's ggml_cuda_flash_attn_ext: `LlamaCuda(...)(q, k, v, causal=..., scale=...)`.
+def flash_attn_ext(
+    cache: str = "F16", kernel: str | None = None, decodes: bool = False, crowded: bool = False
+) -> Callable:
+    """Make a way to call llama.cpp's ggml_cuda_flash_attn_ext, f(q, k, v, causal=False, scale=None, gpu="A100"): o
+    (batch, heads, n_q, head_dim), FP32 rounded to q's dtype, of q, k, v (batch, heads, n, head_dim) in FP16, with a
+    quantised cache also BF16, which is stored from FP32. Refused: a dtype, head_dim or gradient that llama.cpp does not
+    have, and a query that sees no key. gpu: a GPU, or its name.
 
-    Attributes:
+    Args:
         cache: the type of K and V in the cache: "F16", "q8_0" or "q4_0".
         kernel: "mma", "vec" or "tile"; None is what ggml_cuda_get_best_fattn_kernel (fattn.cu) chooses.
         decodes: whether each call has one query, causal or not. Else a call has PROMPT queries where the mask is
@@ -160,50 +165,39 @@ class LlamaCuda:
         crowded: whether a block of fattn-mma-f16 works on all keys of its queries, as in a call with many heads; else
             blocks share the keys out where the call alone does not fill the GPU.
     """
+    dtypes = (torch.float16,) if cache == "F16" else HALF  # its kernels convert BF16: fattn.cu, line 522
 
-    cache: str = "F16"
-    kernel: str | None = None
-    decodes: bool = False
-    crowded: bool = False
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *,
-        gpu: str | GPU = "A100",
-    ) -> Tensor:  # fmt: skip
-        """Compute o (batch, heads, n_q, head_dim), FP32 rounded to q's dtype, of q, k, v (batch, heads, n, head_dim) in
-        FP16, with a quantised cache also BF16, which is stored from FP32. Refused: a dtype, head_dim or gradient that
-        llama.cpp does not have, and a query that sees no key. gpu: a GPU, or its name."""
-        if self.cache == "F16":
-            only_dtypes(q, (torch.float16,), "llama.cpp's KV cache (its kernels convert BF16, fattn.cu, line 522)")
-        only_dtypes(q, (torch.float16, torch.bfloat16), f"llama.cpp's KV cache of {self.cache} here")
-        if wants_gradients(q, k, v):
-            raise NotImplementedError("llama.cpp's CUDA kernels of attention have no gradients")
+    @accepts(f"llama.cpp's CUDA attention with a cache of {cache}", dtypes, gradients=False)
+    def attention(q, k, v, causal=False, scale=None, *, gpu="A100"):
         if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise NotImplementedError("llama.cpp wants one head_dim for Q, K and V here, and heads that share K evenly")
         batch, n_q, n_kv, gpu = q.shape[0], q.shape[2], k.shape[2], GPU.of(gpu)
-        rows = [_stored(x, self.cache, gpu) for x in (k, v)]
+        rows = [_stored(x, cache, gpu) for x in (k, v)]
         caches = [x.new_zeros(batch, n_kv + -n_kv % PADDED, *x.shape[2:]) for x in rows]  # heads_kv, head_dim or bytes
         outputs, filled = [], 0
-        for which, keys in calls_of(n_q, n_kv, 1 if self.decodes else PROMPT if causal else n_q, causal):
+        for which, keys in calls_of(n_q, n_kv, 1 if decodes else PROMPT if causal else n_q, causal):
             for stored, x in zip(caches, rows):  # unused places stay zero, as in llama.cpp's cache
                 stored[:, filled:keys] = x[:, filled:keys]
             filled = keys
-            part = q[:, :, which].float().transpose(1, 2).contiguous()  # (batch, queries, heads, head_dim), FP32
+            part = swapped(q[:, :, which]).float().contiguous()  # (batch, queries, heads, head_dim), FP32
             mask = _mask(batch, part.shape[1], keys, causal)
-            outputs.append(self._attend(part, caches, mask, softmax_scale(q, scale), gpu))
-        return torch.cat(outputs, 1).transpose(1, 2).contiguous().to(q.dtype)
+            outputs.append(_called(part, caches, mask, scale, cache, kernel, crowded, gpu))
+        return swapped(torch.cat(outputs, 1)).contiguous().to(q.dtype)
 
-    def _attend(self, q, caches, mask, scale, gpu):
-        """Make one call: o (batch, n_q, heads, head_dim), FP32, of q in that layout and mask (batch, 1, n_q, keys)."""
-        (_, n_q, heads, d), heads_kv = q.shape, caches[0].shape[2]
-        kernel = self.kernel or chosen(heads // heads_kv, n_q, d, self.cache, gpu)
-        if d not in WIDTHS[kernel]:
-            raise NotImplementedError(f"llama.cpp's {kernel} kernel has head_dim {WIDTHS[kernel]}; {d} came")
-        if kernel != "vec" and self.cache != "F16":
-            caches = [_halved(x, self.cache) for x in caches]  # launch_fattn converts them, need_f16_K and need_f16_V
-        kind = self.cache if kernel == "vec" else "F16"
-        kernels = compiled(kernel, d, *_columns(kernel, n_q, heads // heads_kv), kind, gpu)
-        return _launch(kernels, q, caches, mask, scale, self.crowded)
+    return attention
+
+
+def _called(q, caches, mask, scale, cache, kernel, crowded, gpu):
+    """Make one call: o (batch, n_q, heads, head_dim), FP32, of q in that layout and mask (batch, 1, n_q, keys)."""
+    (_, n_q, heads, d), heads_kv = q.shape, caches[0].shape[2]
+    kernel = kernel or chosen(heads // heads_kv, n_q, d, cache, gpu)
+    if d not in WIDTHS[kernel]:
+        raise NotImplementedError(f"llama.cpp's {kernel} kernel has head_dim {WIDTHS[kernel]}; {d} came")
+    if kernel != "vec" and cache != "F16":
+        caches = [_halved(x, cache) for x in caches]  # launch_fattn converts them, need_f16_K and need_f16_V
+    kind = cache if kernel == "vec" else "F16"
+    kernels = compiled(kernel, d, *_columns(kernel, n_q, heads // heads_kv), kind, gpu)
+    return _launch(kernels, q, caches, mask, scale, crowded)
 
 
 def chosen(shared: int, n_q: int, head_dim: int, cache: str, gpu: GPU) -> str:
@@ -336,13 +330,13 @@ def _halved(x: Tensor, cache: str) -> Tensor:
     return (numbers * factor).half().flatten(-2)
 
 
-llama_cuda_mma = LlamaCuda(kernel="mma")  # for prompts, 512 queries in each causal call
+llama_cuda_mma = flash_attn_ext(kernel="mma")  # for prompts, 512 queries in each causal call
 # as where a call has so many heads that no blocks share the keys of a query: on an A100, 24 heads of head_dim 64 with
 # 512 queries (fattn-common.cuh, should_use_stream_k)
-llama_cuda_mma_crowded = LlamaCuda(kernel="mma", crowded=True)
+llama_cuda_mma_crowded = flash_attn_ext(kernel="mma", crowded=True)
 # on an A100 fattn-mma-f16 where heads share K and V, and fattn-vec where not
-llama_cuda_decode = LlamaCuda(decodes=True)
-llama_cuda_q8_0, llama_cuda_q4_0 = (LlamaCuda(kind, decodes=True) for kind in ("q8_0", "q4_0"))
+llama_cuda_decode = flash_attn_ext(decodes=True)
+llama_cuda_q8_0, llama_cuda_q4_0 = (flash_attn_ext(kind, decodes=True) for kind in ("q8_0", "q4_0"))
 # without tensor cores: for head_dim 40 and 72, and on Volta for few queries. It adds up O in FP16, but on a GTX 10 in
 # FP32 (common.cuh, line 271)
-llama_cuda_tile = LlamaCuda(kernel="tile")
+llama_cuda_tile = flash_attn_ext(kernel="tile")

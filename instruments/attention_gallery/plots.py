@@ -1,5 +1,4 @@
-"""The figures of the gallery: its defects, a row each; every call path; and its finds, each with two kinds of evidence
-of its cause."""
+"""The figures of the gallery: its defects, a row each; and its finds, each with two kinds of evidence of its cause."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +11,10 @@ from matplotlib.figure import Figure
 from attention_gallery.catalogue import JUDGED, counted, project
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, band, plain_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, band, plain_ticks, styled
 
-QUERIES = {  # of the table's columns times_<key> -> label, colour, marker
-    "1": ("1 query, as in decoding", SOFTMAX, "o"),
-    "16": ("16 queries", SOFTMAX, "s"),
-    "many": ("as many queries as keys", BASELINE, "^"),
-}
+TIMES = ["times_1", "times_16", "times_many"]  # columns of a table, by number of queries
 MOST = 3000  # of the axis; what is larger, or not finite, stands there
-OTHERWISE = "fails by NaN, gradients or another relation, not by this error"
 
 
 @styled
@@ -45,8 +39,17 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
         who = ", ".join(dict.fromkeys(map(project, same.to_dict("records"))))
         where = "on a CPU" if first.device == "CPU" else "on a GPU"
         labels.append(f"{same.groupby('project').ngroups} projects" if passes else f"{who}, {where}")
-        _at_the_right(ax, y, f"{len(same)} call paths: pass" if passes else first.found, first.verdict, 6, 7.5)
-    _axis(ax, len(groups), labels)
+        found = f"{len(same)} call paths: pass" if passes else first.found
+        found = f"differs: {found}" if first.verdict == "differs" else found
+        ax.annotate(found, (1, y), (6, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=7.5,
+                    color=INK, annotation_clip=False)  # fmt: skip
+    ax.axvline(ALLOWED["o"], color=INK, lw=1.0)
+    place = ALLOWED["o"], len(groups) - 0.4
+    ax.annotate(f"the rule: {ALLOWED['o']:g}", place, (4, 0), textcoords="offset points", fontsize=7)
+    ax.set(xscale="log", xlim=(0.2, MOST), ylim=(-0.7, len(groups) + 0.2), yticks=range(len(groups)))
+    ax.set_yticklabels(labels, fontsize=7.5)
+    plain_ticks(ax.xaxis)
+    ax.grid(axis="y", lw=0.3)
     ax.set_xlabel("largest error over Baseline's")
     marks: dict[str, Any] = dict(ls="", ms=5)
     ax.plot([], [], marker="o", color=FLASH, label="fails by its error", **marks)
@@ -62,23 +65,6 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
     return captioned(figure, title, caption)
 
 
-@styled
-def every_path(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
-    """Draw a row for each judged call path, the one with the largest error above, with its cause at the right; a panel
-    for each device. tables: as of `defects`."""
-    parts = {device: _judged(rows) for device, rows in tables.items()}
-    heights = [0.235 * len(rows) + 0.6 for rows in parts.values()]
-    size = 10.5, sum(heights) + 1.0
-    figure, axes = plt.subplots(len(parts), 1, figsize=size, height_ratios=heights, sharex=True, squeeze=False)
-    for ax, (device, rows) in zip(axes[:, 0], parts.items()):
-        _rows(ax, rows)
-        ax.set_title(f"{device}: {(rows.verdict == 'fails').sum()} of {len(rows)} fail")
-        ax.set_xlabel("largest error over Baseline's, worst of the formats, lengths and ordinary inputs")
-    axes[0, 0].legend(loc="lower right", fontsize=7.5)
-    title = "Every call path: orange names fail or differ by their error; × by something else, named at the right"
-    return captioned(figure, title, caption)
-
-
 def _by_error(rows):
     """Whether the worst of some rows is beyond the rule by its error."""
     return bool((rows.worst > ALLOWED["o"]).any())
@@ -88,49 +74,10 @@ def _judged(table):
     """Select the kernels that have a verdict, the one with the largest error last. A kernel with a cache of few bits
     has one error, over what its bits cost."""
     rows = table[table.verdict.isin(JUDGED)].copy()
-    columns = [f"times_{key}" for key in QUERIES]
-    rows = rows.reindex(columns=rows.columns.union([*columns, "over_bits"], sort=False))
-    few = rows.over_bits.notna()
-    rows.loc[few, columns] = np.nan
-    errors = rows[[*columns, "over_bits"]].clip(upper=MOST)
+    rows.loc[rows.over_bits.notna(), TIMES] = np.nan
+    errors = rows[[*TIMES, "over_bits"]].clip(upper=MOST)
     rows["worst"], rows["least"] = errors.max(axis=1), errors.min(axis=1)
-    rows["passing"] = rows.verdict == "passes"
-    return rows.sort_values(["passing", "worst"], ascending=[False, True]).reset_index(drop=True)
-
-
-def _rows(ax, rows):
-    y = np.arange(len(rows))
-    ax.hlines(y, rows.least, rows.worst, color=GREY, lw=0.8)
-    for key, (label, color, marker) in QUERIES.items():
-        fill = "none" if key == "1" else color
-        errors = rows[f"times_{key}"].clip(upper=MOST)
-        ax.plot(errors, y, ls="", color=color, mfc=fill, marker=marker, ms=5, label=label)
-    ax.plot(rows.over_bits, y, ls="", color=INK, marker="D", ms=4.5, label="over the error that 4 or 8 bits cost")
-    other = ~rows.passing & (rows.worst <= ALLOWED["o"])
-    ax.plot([0.22] * other.sum(), y[other], ls="", color=FLASH, marker="x", mew=1.6, ms=6, label=OTHERWISE)
-    _axis(ax, len(rows), [f"{row.project}: {row.key}" for row in rows.itertuples()])
-    for label, row in zip(ax.get_yticklabels(), rows.itertuples()):
-        label.set_color(FLASH if row.worst > ALLOWED["o"] else INK)
-    for height, row in zip(y, rows.itertuples()):
-        _at_the_right(ax, height, row.found, row.verdict, 5, 7)
-
-
-def _at_the_right(ax, y, text, verdict, distance, size):
-    """Write a text at the right of a row, and whether the row differs."""
-    text = f"differs: {text}" if verdict == "differs" else text
-    ax.annotate(text, (1, y), (distance, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=size,
-                color=INK, annotation_clip=False)  # fmt: skip
-
-
-def _axis(ax, count, labels):
-    """Name the rows; draw the rule's line."""
-    ax.axvline(ALLOWED["o"], color=INK, lw=1.0)
-    place = ALLOWED["o"], count - 0.4
-    ax.annotate(f"the rule: {ALLOWED['o']:g}", place, (4, 0), textcoords="offset points", fontsize=7)
-    ax.set(xscale="log", xlim=(0.2, MOST), ylim=(-0.7, count + 0.2), yticks=range(count))
-    ax.set_yticklabels(labels, fontsize=7.5)
-    plain_ticks(ax.xaxis)
-    ax.grid(axis="y", lw=0.3)
+    return rows.sort_values("worst", kind="stable")
 
 
 WHO = {  # of `finds.error_rows` -> label, colour, marker

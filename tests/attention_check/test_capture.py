@@ -18,6 +18,7 @@ from attention_check.probe.probe import Probe
 from attention_check.probe.skipped import Why, reason_sentence
 from attention_check.report.sentences import judgement_text
 from fa_lib import draw, kernels
+from tests.attention_check.test_model_probe import same
 
 pytestmark = pytest.mark.slow
 BITS = torch.bfloat16
@@ -53,10 +54,6 @@ def gradients(net, x):
     out = net(x)
     out.float().square().mean().backward()
     return [out.detach(), x.grad, *(p.grad.clone() for p in net.parameters())]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BITS])

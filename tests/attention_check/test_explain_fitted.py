@@ -19,6 +19,7 @@ from fa_lib import kernels
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import E4M3, Format
+from tests.attention_check.test_explain_causes import turned
 
 pytestmark = pytest.mark.slow  # half a minute
 
@@ -167,12 +168,9 @@ def in_parts():
     P = torch.softmax((q.double() @ k.double().mT / 8).masked_fill(DISTANCE < 0, -math.inf), -1)
     kept = torch.rand(P.shape, generator=torch.Generator().manual_seed(1)) > 0.1
     yield "dropout", (P * kept / 0.9 @ v.double()).to(q.dtype), dict(causal=True), "with dropout left on, of about 10%"
-    angles = torch.arange(256)[:, None] * 1e4 ** (-torch.arange(32).double() / 32)
-    a, b = k.double().chunk(2, -1)
-    turned = [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()]
-    roped = attention((q, torch.cat(turned, -1).to(k.dtype), v), causal=True)
+    roped = attention((q, turned(k, keys), v), causal=True)
     yield "RoPE", roped, dict(causal=True), "with RoPE on k once more (base 10,000"
-    cached = torch.cat([torch.cat(turned, -1).to(k.dtype)[:, :, :192], k[:, :, 192:]], 2)
+    cached = torch.cat([turned(k, keys)[:, :, :192], k[:, :, 192:]], 2)
     said = "for keys 0 to 191 alone"
     yield "RoPE of a cache", attention((q, cached, v), causal=True), dict(causal=True), said
     yield "mask and causal", causal, dict(mask=seen), "BUG: o is attention with a causal mask."
@@ -189,9 +187,7 @@ def in_parts():
     yield "each head", of_heads, dict(mask=bias), "There (entry 0, head 0) it is attention with 1.3 times its mask"
     both = torch.softmax(2 * torch.tanh((S + bias.double()) / 2), -1) @ v.double()
     yield "softcap", both.to(q.dtype), dict(mask=bias, softcap=2.0), "with the softcap of scores and the mask's numbers"
-    a, b = q.double().chunk(2, -1)
-    angles = 37 * 1e4 ** (-torch.arange(32).double() / 32)
-    further = torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1).to(q.dtype)
+    further = turned(q, torch.full((256,), 37))
     said = "with q turned by RoPE 37 positions too far (base 10,000, features i and i + d/2 together)"
     yield "RoPE's positions", attention((further, k, v), causal=True), dict(causal=True), said
     rows = torch.arange(256)[:, None]

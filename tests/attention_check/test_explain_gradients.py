@@ -11,15 +11,15 @@ import fa_lib
 from attention_check.explain.verdict import Verdict
 from benchmarks.reports import drawn
 from tests.attention_check.test_explain import in_place
+from tests.test_kernels import run
 
 N = 192
 NAMES = ("dq", "dk", "dv")
 
 
 def gradients(q, k, v, dO, **options):
-    x = [each.clone().requires_grad_() for each in (q, k, v)]
-    o = sdpa(*x, enable_gqa=True, **options)
-    return o.detach(), dict(zip(NAMES, torch.autograd.grad(o, x, dO)))
+    o, *found = run(sdpa, (q, k, v), dO, enable_gqa=True, **options)
+    return o, dict(zip(NAMES, found))
 
 
 def call(dtype=torch.bfloat16):

@@ -1,7 +1,8 @@
 """The page of a judgement: what stands first, and what is folded."""
 
+import re
 from dataclasses import replace
-from html.parser import HTMLParser
+from html import unescape
 
 import pytest
 
@@ -24,22 +25,6 @@ def answers(count):
     return [Finding("answer", FAILS, dict(asked=f"case {i}", dim=0, **where)) for i in range(count)]
 
 
-class Read(HTMLParser):
-    """The text, as a browser finds it."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.text, self.inside = "", []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.inside.append(tag)
-
-    def handle_data(self, data):
-        if self.inside[-1:] != ["style"]:
-            self.text += f" {data.strip()} "
-
-
 def test_what_counts_stands_apart_from_what_is_told_and_no_failure_stands_below_passes():
     holds = replace(ERROR, severity=PASSES, number=1.0)
     orders = [
@@ -50,8 +35,8 @@ def test_what_counts_stands_apart_from_what_is_told_and_no_failure_stands_below_
     for findings, order in orders:
         judgement = Judgement("kernel", "mine", findings)
         assert [*sentences.sentences_of(judgement)] == order
-        text = Read(page(judgement, [])).text
-        places = [text.index(f"  {sentences.HEADINGS[severity]}  ") for severity in order]
+        text = unescape(re.sub(r"(?s)<style.*?</style>|<.*?>", "\n", page(judgement, [])))
+        places = [text.index(f"\n{sentences.HEADINGS[severity]}\n") for severity in order]
         assert places == sorted(places) and "4.0 × Baseline's" in text and "limit 3 ×" in text
         assert sentences.HEADINGS[FAILS] not in text or not judgement.passed
 

@@ -59,17 +59,20 @@ def test_up_where_odd_is_nearest_only_where_the_kept_bit_is_one():
     assert ours < -5e-4 and abs(nearest) < abs(ours) / 5  # cut off, the output is too small
 
 
-def test_torch_keeps_the_sum_of_dv_in_bf16():
-    """Eight blocks of 256 rows: its error is that of an emulation that rounds after each, and not that of FP32 sums."""
-    rows = pd.DataFrame(finds.torch_backward(n=64, queries=2048, distribution="normal", seed=0)).set_index(
-        ["tensor", "who"]
-    )
-    for tensor in ("dk", "dv"):
+@pytest.mark.parametrize("n, queries, least", [(64, 2048, 0.9), (1024, 1024, 0.98)])
+def test_torch_keeps_the_sums_of_its_gradients_in_bf16(n, queries, least):
+    """Blocks of 256 rows and of 512 keys: its gradients are those of an emulation that rounds after each block, and not
+    those of sums in FP32."""
+    rows = pd.DataFrame(finds.torch_backward(n=n, queries=queries, distribution="normal", seed=0))
+    rows = rows.set_index(["tensor", "who"])
+    for tensor in ("dq", "dk", "dv"):
         kernel, emulated, changed = (rows.loc[(tensor, who)] for who in ("kernel", "emulated", "changed"))
-        assert emulated.alike > 0.98 and emulated.same > 0.9 and changed.alike < 0.6 and changed.same < 0.7
+        assert emulated.alike > 0.98 and emulated.same > least and (kernel.alike, kernel.same) == (pytest.approx(1), 1)
         assert kernel.relative == pytest.approx(emulated.relative, rel=0.02)
-        assert kernel.relative > 1.5 * changed.relative
-    assert (kernel.alike, kernel.same) == (pytest.approx(1), 1)
+        if tensor != "dq":
+            assert changed.same < 0.7
+        if tensor != "dq" and queries == 2048:  # of eight blocks
+            assert changed.alike < 0.6 and kernel.relative > 1.5 * changed.relative
 
 
 def test_torchs_dq_has_the_error_of_a_delta_from_the_stored_o():

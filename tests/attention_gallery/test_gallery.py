@@ -211,22 +211,22 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
 def test_ggml_s_error_depends_on_the_type_that_v_is_stored_in():
     if ENTRIES["ggml_decode"].problem:
         pytest.skip(ENTRIES["ggml_decode"].problem)
-    from attention_gallery.ggml import Ggml
+    from attention_gallery.ggml import flash_attn_ext
 
     given = draw("uniform", 0, (1, 2, 1, 64), (1, 2, 2048, 64))
     q, k, v = (BF16(x).to(torch.float16) for x in given)  # values that both 16-bit formats hold
     golden = kernels.golden(q, k, v, inputs=FP16)
-    answers = {kind: Ggml(v=kind, precise=True)(q, k, v) for kind in ("FP16", "BF16", "FP32")}
+    answers = {kind: flash_attn_ext(v_type=kind, precise=True)(q, k, v) for kind in ("FP16", "BF16", "FP32")}
     errors = {kind: deviation(o, golden).relative for kind, o in answers.items()}
     assert all(o.dtype == torch.float32 for o in answers.values())
     assert max(errors["BF16"], errors["FP32"]) < FP16.unit_roundoff < errors["FP16"] / 4
     assert torch.equal(kernels.get("attention_gallery:ggml_decode_v_fp32")(q, k, v), answers["FP32"].half())
-    assert not torch.equal(Ggml(threads=1, precise=True)(q, k, v), answers["FP16"])
+    assert not torch.equal(flash_attn_ext(threads=1, precise=True)(q, k, v), answers["FP16"])
     equal = torch.zeros(1, 1, 4096, 64, dtype=torch.float16)  # equal weights: 40 x 4,096 passes 65,504
-    assert Ggml(threads=1, precise=True)(equal[:, :, :1], equal, equal + 40).isinf().all()
+    assert flash_attn_ext(threads=1, precise=True)(equal[:, :, :1], equal, equal + 40).isinf().all()
     with pytest.raises(ValueError, match="^v: .* BF16"):
-        Ggml(v="BF16")(q, k, FP16(given[2]).to(torch.float16))
+        flash_attn_ext(v_type="BF16")(q, k, FP16(given[2]).to(torch.float16))
     with pytest.raises(NotImplementedError, match="blocks of 32 values: head_dim of k is 40, and no multiple"):
-        Ggml(k="q8_0")(q[..., :40], k[..., :40], v)
-    with pytest.raises(NotImplementedError, match="ggml has float16, bfloat16, float32; q is float64"):
-        Ggml()(q.double(), k.double(), v.double())
+        flash_attn_ext(k_type="q8_0")(q[..., :40], k[..., :40], v)
+    with pytest.raises(NotImplementedError, match="ggml has float32, float16, bfloat16; q is float64"):
+        flash_attn_ext()(q.double(), k.double(), v.double())

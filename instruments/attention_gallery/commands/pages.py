@@ -34,7 +34,6 @@ from fa_lib.plots.recorded import NONE
 
 TABLES = ROOT / "data" / "gallery"
 JUDGEMENTS = TABLES / "judgements.json"  # kernel -> the record of its Judgement
-RECORDED = "14_gallery"  # the table that was recorded of kernels on another device
 ON_MODELLED = "GPUs that are modelled on a CPU"  # the title of the kernels of MODELLED
 BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
@@ -107,8 +106,11 @@ def publish(table: pd.DataFrame, settings: JudgingSettings, proofs: Mapping[str,
 
 
 def judged() -> str:
-    """Write the site's tables of every kernel, from the committed tables."""
-    return index(explained(committed("verdicts"), "cpu"), elsewhere(recorded(RECORDED)))
+    """Write the site's tables of every kernel, from the committed tables: those of a CPU; those in a GPU's arithmetic;
+    those that were recorded on devices."""
+    elsewhere = {ON_MODELLED: explained(committed("modelled"), "modelled")}
+    elsewhere |= {device: explained(rows, device) for device, rows in recorded("14_gallery").items()}
+    return index(explained(committed("verdicts"), "cpu"), elsewhere)
 
 
 def _write(file: Path, text: str) -> None:
@@ -119,13 +121,6 @@ def _write(file: Path, text: str) -> None:
 def committed(name: str) -> pd.DataFrame:
     """Read a table of `judging.rows` from data/gallery; only an empty cell is NaN."""
     return pd.read_csv(TABLES / f"{name}.csv", keep_default_na=False, na_values=[""])
-
-
-def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Return the `explained` tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first,
-    then those that were recorded on devices."""
-    modelled = explained(committed("modelled"), "modelled")
-    return {ON_MODELLED: modelled} | {device: explained(rows, device) for device, rows in on_devices.items()}
 
 
 def judgements() -> dict[str, Judgement]:
@@ -157,7 +152,7 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
 
 def index(table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE) -> str:
     """Write a table of kernels for each device, with the number of kernels above. table: of `causes.explained`.
-    elsewhere: of `elsewhere`."""
+    elsewhere: the same of other kernels, device -> rows."""
     together = [table, *(rows for device, rows in elsewhere.items() if device == ON_MODELLED)]
     sections = []
     for device, rows in {"CPU": table, **elsewhere}.items():
@@ -199,31 +194,16 @@ def of_one_tensor(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.tensor == "dv"] if "tensor" in rows else rows
 
 
-def drawn(
-    table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
-) -> dict[str, Figure]:
-    """Draw the figures "gallery", "gallery_all" and "gallery_finds". table, elsewhere: as of `index`. proofs: find ->
-    its table."""
+def drawn(table: pd.DataFrame, modelled: pd.DataFrame, proofs: Mapping[str, pd.DataFrame]) -> dict[str, Figure]:
+    """Draw the figures "gallery" and "gallery_finds". table, modelled: of `causes.explained`, kernels on a CPU and
+    those of MODELLED. proofs: find -> its table."""
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     caption = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
     tables = {
         device: rows.assign(found=[stated_cause(row) for row in rows.to_dict("records")])
-        for device, rows in {"CPU": table, **elsewhere}.items()
+        for device, rows in {"CPU": table, ON_MODELLED: modelled}.items()
     }
-    return dict(
-        gallery=plots.defects({device: rows for device, rows in tables.items() if device in ("CPU", ON_MODELLED)}),
-        gallery_all=plots.every_path(tables, " ".join(_caption(device, rows) for device, rows in tables.items())),
-        gallery_finds=plots.finds(shown, WORDS["panels"], caption),
-    )
-
-
-def _caption(device: str, table: pd.DataFrame) -> str:
-    """Write how the kernels of one device were called, and their versions."""
-    cpu = "BF16 and FP16, else FP32; uniform and normal inputs; head_dim 64; two seeds, 128 to 16,384 keys"
-    how = {"CPU": cpu, ON_MODELLED: "128 to 4,096 keys, one seed"}.get(device, "recorded")
-    ran = table[table.verdict != "cannot_run"]
-    versions = ", ".join(sorted({f"{row.project} {row.version}" for row in ran.itertuples()}))
-    return f"{device}: {how}: {versions}."
+    return dict(gallery=plots.defects(tables), gallery_finds=plots.finds(shown, WORDS["panels"], caption))
 
 
 def _on_the_axis(find, rows):
