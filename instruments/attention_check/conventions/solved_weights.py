@@ -60,7 +60,7 @@ class WrongTiles:
 
     Attributes:
         size: keys of a tile. rule: what the weights follow. period: the keys of a tile are those whose numbers modulo
-            this are in its range; 0 where they follow each other.
+            this are in its range; 0 where they follow each other. share: of the rows that were solved, that are wrong.
         tiles: (first key, last key, least, largest) of those that are off in most rows, at most MOST: how many times
             its weight a tile has, the 5th and the 95th percentile of these rows.
     """
@@ -69,6 +69,7 @@ class WrongTiles:
     rule: Rule
     tiles: tuple[tuple[int, int, float, float], ...]
     period: int = 0
+    share: float = 1.0
 
 
 def wrong_tiles(call: CapturedCall, dialect: Dialect) -> tuple[WrongTiles, Rows, Tensor] | None:
@@ -127,7 +128,7 @@ def _of_tiles(rows, size, period, fit, rounding):
     rule, listed = _told(rows, keys, times, near, off, counted)
     ends = ((at * size, min((at + 1) * size, period or n_kv) - 1) for at, *_ in listed)
     tiles = tuple((*of, *each[1:]) for of, each in zip(ends, listed))
-    return WrongTiles(size, rule, tiles, period), wrong[..., None]
+    return WrongTiles(size, rule, tiles, period, off.any(-1).double().mean().item()), wrong[..., None]
 
 
 def _solved(tiles, o):

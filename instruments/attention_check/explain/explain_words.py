@@ -168,7 +168,7 @@ def _other(each, found):
             fmt=found.fmt, factor=each.factor, features=each.features, other={"dq": "dk", "dk": "dq"}.get(each.name),
             kind="log-sum-exp" if each.name == "lse" else "gradient", of=what(each.dialect), counts=_counts(each),
             o=f"o is {what(found.dialect)}{'' if found.dialect else ' as you believe it'}",
-            where=where, rows=f" in {where}" if known else "",
+            where=where, rows=f" in {where}" if known or each.where and each.where.share < 1 else "",
             unseen="where no key is seen" if each.name == "dq" else "keys that no row sees",
         )  # fmt: skip
     size = "(root mean square)" if each.name == "lse" else "of its size"
@@ -197,7 +197,7 @@ def _rounding(found, name):
     if found.times_bound is not None and found.times_bound > 1:
         yield f"{name} is attention of q, k and v, as near as plain attention that rounds S and P to {found.fmt}."
         yield from _bound(found)
-        yield "Of plain attention nothing is to fix; of a kernel that keeps S and P in FP32 it would be too much."
+        yield "If it is plain attention, nothing is to fix. A fused kernel, which keeps S and P in FP32, is nearer."
     else:
         exact = f"as exact as {found.fmt} allows.{' Nothing to fix.' * found.is_rounding}"
         yield from (f"{name} is attention of q, k and v, {exact}", *_bound(found))
@@ -235,7 +235,7 @@ BUGS = {  # a field of an Explanation -> what is said where it has a value, in t
     "inside": "{name} is {what}, but wrong in {where}.",
     "tiles": "{name} is {what}, but {rule}.",
     "where": "{name} is {what}, but wrong in {where}.\n"
-    "Over all rows that were tried it is off by {found.residual:.2g} of its size.",
+    "Its error is {found.residual:.2g} of its size (root mean square of all rows).",
 }
 
 
@@ -365,7 +365,7 @@ def _tiles_of(tiles):
 
 
 def _tiles(found):
-    share = f"{found.where.share:.0%} of the rows"
+    share = f"{found.tiles.share:.0%} of the rows"
     rule, rows = found.tiles.rule, f"in {_where(found.where) if found.where.is_known else share}"
     for first, last, least, largest in found.tiles.tiles:
         one = f"{largest:.1f}" if abs(largest) > SPAN else f"{largest:.2g}"
