@@ -1,13 +1,14 @@
 """Rotary embeddings (arXiv 2104.09864) that are missing, once too often or in other places: roles of a Dialect."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from attention_check.conventions.attention import Rows, scores
+from attention_check.conventions.attention import Rows
+from attention_check.conventions.parts import Part, nearest_part
 
 ROPE = "rope_"  # a role, behind which stand a key of ROTATED, of PAIRS, and the base
 ROTATED = {"both": "q and k, as if they were saved before it", "neither": "neither q nor k", "q": "q once more",
@@ -20,7 +21,6 @@ OFFSETS = 128  # positions that RoPE may be off
 MOST = 2**19  # features of q times keys: with more, none is sought
 SWEPT = 512  # keys: of more, it is sought for all of them alone
 SCORES = 2**14  # times offsets, that are held at a time
-TINY = 1e-30
 
 
 def rotated(q: Tensor, k: Tensor, role: str, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,39 +62,21 @@ def of_number(role: str) -> str:
     return f"with q turned by RoPE {said} (base {float(base):,.0f}, features {PAIRS[pairs]} together)"
 
 
-def read_off(rows: Rows) -> tuple[str, tuple[int, int] | None] | None:
+def read_off(rows: Rows) -> tuple[str, Part | None] | None:
     """The role with a number in which an output is nearest, q turned some positions too far or too few, and the part of
-    the keys for which it is, before one or from it on; None is all. None where it is nearer without."""
-    d, n_kv, best = rows.q.shape[-1] // 2 * 2, rows.shape[3], (math.inf, "", (0, 0))
+    the keys for which it is; None is all. None where it is nearer without."""
+    d, n_kv, best = rows.q.shape[-1] // 2 * 2, rows.shape[3], (math.inf, (0, 0), "")
     if not 0 < d <= MOST / n_kv:
         return None
-    own, ends = scores(rows), slice(None) if n_kv <= SWEPT else slice(-1, None)
-    q, k, v, o, bias, own = (x.float() for x in (rows.q, rows.k, rows.v, rows.o, rows.bias, own))  # one is sought
+    few = replace(rows, **{x: getattr(rows, x).float() for x in ("q", "k", "v", "o", "products", "bias", "sinks")})
     for pairs, base in product(PAIRS, BASES):
-        (a, b), (x, y) = (_pairs(z, pairs) for z in (q[..., None, :], k[:, :, None]))
+        (a, b), (x, y) = (_pairs(z, pairs) for z in (few.q[..., None, :], few.k[:, :, None]))
         of_cos, of_sin = a * x + b * y, a * y - b * x  # (entries, heads, rows, n_kv, d / 2)
         for at in torch.arange(-OFFSETS, OFFSETS + 1).split(max(SCORES // n_kv, 1)):
             angles = (at[:, None] * _frequencies(d, base)).float()  # (offsets, d / 2)
-            S = (of_cos @ angles.cos().mT + of_sin @ angles.sin().mT) * rows.scale + bias[..., None]
-            m = torch.maximum(S.amax((-2, -1)), own.amax(-1))[..., None]  # (entries, heads, rows, 1)
-            m = m.where(m > -math.inf, 0.0)
-            x, y = (_running(torch.exp(each - m[..., None]), v, ends) for each in (S, own[..., None]))
-            for total, keys in ((x + y[..., -1:, :, :] - y, (0, None)), (x[..., -1:, :, :] - x + y, (None, n_kv))):
-                O = total[..., :-1] / total[..., -1:].clamp(min=TINY)  # (entries, heads, rows, n_kv + 1, offsets, d_v)
-                error = (O - o[..., None, None, :]).square().sum((0, 1, 2, 5)).nan_to_num(math.inf)
-                key, i = divmod(int(error.argmin()), len(at))
-                if error[key, i] < best[0]:
-                    by, key_of = int(at[i]), key if len(error) > 1 else n_kv
-                    part = tuple(key_of if end is None else end for end in keys)
-                    best = error[key, i].item(), f"{ROPE}{FURTHER}{by}_{pairs}_{base}" if by else "", part
-    _, role, (first, end) = best
+            S = (of_cos @ angles.cos().mT + of_sin @ angles.sin().mT) * rows.scale + few.bias[..., None]
+            error, part, i, _ = nearest_part(few, S, few.v, swept=n_kv <= SWEPT)
+            by = int(at[i])
+            best = min(best, (error, part, f"{ROPE}{FURTHER}{by}_{pairs}_{base}" if by else ""))
+    _, (first, end), role = best
     return (role, None if (first, end) == (0, n_kv) else (first, end)) if role and first < end else None
-
-
-def _running(p: Tensor, v: Tensor, ends: slice) -> Tensor:
-    """Of p (entries, heads, rows, n_kv, count), the sums of p V and of p over the first 0, 1, ... keys, or all:
-    (entries, heads, rows, n_kv + 1 or 1, count, d_v + 1)."""
-    v = F.pad(v, (0, 1), value=1.0)
-    if ends.start:
-        return torch.einsum("ehrko,ehkf->ehrof", p, v)[:, :, :, None]
-    return F.pad((p[..., None] * v[:, :, None, :, None]).cumsum(3), (0, 0, 0, 0, 1, 0))

@@ -11,7 +11,6 @@ from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attention_check.conventions import rope
@@ -26,6 +25,7 @@ from attention_check.conventions.attention import (
     weights,
 )
 from attention_check.conventions.conventions import CONVENTIONS, NORMED
+from attention_check.conventions.parts import nearest_part
 from attention_check.conventions.reading import FEW, CapturedCall, Reader
 
 NEAR = 0.1  # a residual of the right function, in coarse arithmetic
@@ -491,42 +491,23 @@ def _part(few, base):
     own, n_kv = _narrow(few.rows(base)), few.call.k.shape[2]
     if not 1 < n_kv <= MOST_KEYS:
         return
-    roles = (replace(base, roles=each.choice) for each in CONVENTIONS if each.choice in IN_PARTS)
-    yield min((_nearest_part(few, own, each) for each in roles), key=lambda each: each[0])[1]
+    tried = []
+    for dialect in (replace(base, roles=each.choice) for each in CONVENTIONS if each.choice in IN_PARTS):
+        rows = _narrow(few.rows(dialect))
+        error, part, _, _ = nearest_part(own, scores(rows)[..., None], rows.v)
+        tried.append((error, replace(dialect, part=part)))
+    yield min(tried, key=lambda each: each[0])[1]
     scale, steps = 1.0, (torch.arange(-WIDE * OCTAVE, WIDE * OCTAVE + 1).double() / OCTAVE).exp2()
     more = Reader(few.call, FEW) if n_kv <= MOST_KEYS // 4 else few
     for reader, finer in ((few, 1.0), (few, 1 / 8), (more, 1 / 64), (more, 1 / 512)):
         own = _narrow(reader.rows(base), FEATURES // 4)
-        tried = [_nearest_part(reader, own, replace(base, scale=scale * x)) for x in (steps**finer).tolist()]
-        nearest = min(tried, key=lambda each: each[0])[1]
-        scale = nearest.scale
-    yield nearest
-
-
-def _nearest_part(few, own, changed):
-    """The squared error of some rows, where a dialect holds for the part of the keys for which it is nearest, before
-    one or from it on; and the dialect with this part, and how often its values count."""
-    other = replace(few.rows(changed), v=own.v) if changed.scale else _narrow(few.rows(changed))
-    both = [scores(rows) for rows in (own, other)]
-    m = torch.maximum(torch.maximum(*both).amax(-1, keepdim=True), own.sinks)
-    m, sums = m.where(m > -math.inf, 0.0), []
-    for rows, S in zip((own, other), both):  # of exp(S - m) times (V, 1), over the first 0, 1, ... keys
-        terms = torch.exp(S - m)[..., None] * F.pad(rows.v, (0, 1), value=1.0)[:, :, None]
-        sums.append(F.pad(terms.cumsum(-2), (0, 0, 1, 0)))  # (entries, heads, rows, n_kv + 1, features + 1)
-    (rest, part), found, n_kv = sums, [], own.shape[3]
-    for before in (True, False):
-        x, y = (part, rest[..., -1:, :] - rest) if before else (part[..., -1:, :] - part, rest)
-        l = (x[..., -1:] + y[..., -1:] + torch.exp(own.sinks - m)[..., None]).clamp(min=TINY)
-        x, left = x[..., :-1] / l, own.o[..., None, :] - y[..., :-1] / l
-        times = torch.ones(n_kv + 1).double()
-        if changed.scale:  # k and v may have a scale each
-            times = (x * left).sum((0, 1, 2, 4)) / x.square().sum((0, 1, 2, 4)).clamp(min=TINY)
-        error = (left - times[:, None] * x).square().sum((0, 1, 2, 4))[1:-1].nan_to_num(math.inf)
-        key = int(error.argmin()) + 1
-        found.append((error[key - 1].item(), times[key].item(), (0, key) if before else (key, n_kv)))
-    error, times, keys = min(found)
+        tried = []
+        for x in (scale * steps**finer).tolist():
+            S = scores(replace(own, scale=own.scale * x))[..., None]
+            tried.append((*nearest_part(own, S, own.v, solves=True), x))
+        _, part, _, values, scale = min(tried)
     off = MOVES * few.call.fmt.unit_roundoff
-    return error, replace(changed, part=keys, values=times if abs(times - 1) > off else 1.0)
+    yield replace(base, scale=scale, part=part, values=values if abs(values - 1) > off else 1.0)
 
 
 def narrow(x: Tensor, features: int = FEATURES) -> Tensor:

@@ -12,7 +12,6 @@ from attention_check.conventions.search import fit
 from fa_lib.execution.process_settings import give_back
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
-CLOSE = 0.05  # to what a wrong answer is said to look like: a scale of 1 / head_dim is 0.12 from no scores at all
 
 
 def distance(o: Tensor, golden: Tensor) -> float:
