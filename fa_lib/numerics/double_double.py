@@ -19,6 +19,7 @@ SHIFT = 10
 STEPS = 1 << SHIFT  # of exp's table, per factor of two
 SPLITTER = 2.0**27 + 1
 ROUNDER = 1.5 * 2.0**52  # added and subtracted, it leaves a whole number
+APART = 520  # floats more between two arrays: at a distance of 1 MB a Zen 3 takes 2.6 times as long to write to both
 SMALLEST, LARGEST = -746.0, 710.0  # where exp is 0 and infinity in float64
 
 
@@ -40,7 +41,7 @@ def multiply(a, b):
 
 
 inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
-_add, _multiply = inlined(add), inlined(multiply)
+_add = inlined(add)
 
 
 def _fused(typing_context, a, b, c):
@@ -55,7 +56,8 @@ _fma: Any = intrinsic(_fused)
 @inlined
 def _step(c, c_low, h, g, r, s):
     """c + h r of pairs."""
-    p, q = _multiply(h, r)
+    p = h * r
+    q = _fma(h, r, -p)
     t, e = _add(c, p)
     return _add(t, ((q + (h * s + g * r)) + e) + c_low)
 
@@ -162,7 +164,8 @@ def exp(x, y):
     high is the value rounded to float64, but in the subnormal range. It is NaN for NaN; beyond float64 it is 0 or
     infinity.
     """
-    high, low = np.empty(x.shape), np.empty(x.shape)
+    pair = np.empty((2, x.size + APART))[:, : x.size].reshape(2, *x.shape)
+    high, low = pair[0, ...], pair[1, ...]
     _exp(x.ravel(), y.ravel(), high.ravel(), low.ravel(), *_table())
     return high, low
 
