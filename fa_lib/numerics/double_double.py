@@ -57,9 +57,8 @@ _fma: Any = intrinsic(_fused)
 def _step(c, c_low, h, g, r, s):
     """c + h r of pairs."""
     p = h * r
-    q = _fma(h, r, -p)
     t, e = _add(c, p)
-    return _add(t, ((q + (h * s + g * r)) + e) + c_low)
+    return _add(t, ((_fma(h, r, -p) + (h * s + g * r)) + e) + c_low)
 
 
 @inlined
@@ -164,8 +163,7 @@ def exp(x, y):
     high is the value rounded to float64, but in the subnormal range. It is NaN for NaN; beyond float64 it is 0 or
     infinity.
     """
-    pair = np.empty((2, x.size + APART))[:, : x.size].reshape(2, *x.shape)
-    high, low = pair[0, ...], pair[1, ...]
+    high, low = (row[: x.size].reshape(x.shape) for row in np.empty((2, x.size + APART)))
     _exp(x.ravel(), y.ravel(), high.ravel(), low.ravel(), *_table())
     return high, low
 

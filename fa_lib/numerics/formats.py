@@ -247,31 +247,30 @@ def _roundable(x: Tensor) -> Tensor:
     return x
 
 
-_rounded = 0  # values, in this process
+_rounded, _loops = 0, None  # values, in this process; and the module, once it is imported
 
 
 def _nearest_of(x, out, fmt):
     """Round x to nearest and write it to out, which may be x; both are contiguous. Many values are split for as many
     threads as torch uses. The first WORTH values of a process that has not imported numba, which takes a second, are
     rounded by torch's operations, to the same bits."""
-    global _rounded
+    global _rounded, _loops
     if fmt.precision == 53:
         return x
-    _rounded += x.numel()
-    if _rounded < WORTH and "fa_lib.numerics.rounding_loops" not in sys.modules:
-        return _nearest_torch(x, fmt, out)
-    from fa_lib.numerics.rounding_loops import nearest_loop
-
+    if _loops is None:  # even an import of what is there takes a microsecond
+        _rounded += x.numel()
+        if _rounded < WORTH and "fa_lib.numerics.rounding_loops" not in sys.modules:
+            return _nearest_torch(x, fmt, out)
+        from fa_lib.numerics import rounding_loops as _loops
     size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
     if start != to and size < MANY:  # copied sooner than the other loop is compiled, which many processes never need
-        out.copy_(x)
-        start = to
-    loop, threads = nearest_loop(start == to), torch.get_num_threads() if size >= MANY else 1
-    if threads == 1:
+        start = out.copy_(x).data_ptr()
+    loop = _loops.nearest_loop(start == to)
+    if size < MANY or torch.get_num_threads() == 1:
         loop(start, to, size, *fmt.grid)
         return out
     slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), *fmt.grid) for i in range(0, size, SLICE)]
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(loop, *zip(*slices)))
     return out
 
