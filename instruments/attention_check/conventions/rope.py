@@ -19,7 +19,7 @@ PAIRS = {"halves": "i and i + d/2", "neighbours": "2 i and 2 i + 1"}  # features
 BASES = "1e4", "5e5", "1e6"
 OFFSETS = 128  # positions that RoPE may be off
 MOST = 2**19  # features of q times keys: with more, none is sought
-SWEPT = 512  # keys: of more, it is sought for all of them alone
+SWEPT, BLOCK = 512, 64  # keys: of more, a part of them begins or ends at a multiple of BLOCK
 SCORES = 2**14  # times offsets, that are held at a time
 
 
@@ -75,7 +75,7 @@ def read_off(rows: Rows) -> tuple[str, Part | None] | None:
         for at in torch.arange(-OFFSETS, OFFSETS + 1).split(max(SCORES // n_kv, 1)):
             angles = (at[:, None] * _frequencies(d, base)).float()  # (offsets, d / 2)
             S = (of_cos @ angles.cos().mT + of_sin @ angles.sin().mT) * rows.scale + few.bias[..., None]
-            error, part, i, _ = nearest_part(few, S, few.v, swept=n_kv <= SWEPT)
+            error, part, i, _ = nearest_part(few, S, few.v, every=1 if n_kv <= SWEPT else BLOCK)
             by = int(at[i])
             best = min(best, (error, part, f"{ROPE}{FURTHER}{by}_{pairs}_{base}" if by else ""))
     _, (first, end), role = best
