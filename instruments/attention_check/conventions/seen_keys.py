@@ -3,6 +3,7 @@ of zeros; or all that it should, with a scale of its own."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,11 +94,11 @@ class _Row:
         keys = self.due.nonzero().flatten().tolist()
         return (keys[0], keys[-1] + 1) if keys else (0, 0)
 
-    def seen(self, right: float, is_plain: bool) -> tuple[Sees, Keys] | tuple[Sees, Keys, float] | None:
+    def seen(self, right: float, is_plain: bool) -> tuple[Sees, Keys, float] | None:
         """What it sees, with a squared error of at most `right` in HELD; None where nothing makes that. is_plain: all
         scores have one scale: there is no softcap, no sink, and no number of a mask."""
         if not self.o.any():
-            return Sees.ALONE, (0, 0)
+            return Sees.ALONE, (0, 0), 1.0
         first, end = self.hull
         for sees in RANGES:
             fitted, held = (self.errors(sees, features) for features in (FITTED, HELD))
@@ -105,7 +106,7 @@ class _Row:
             begun = int(fitted[:, end].argmin()), end
             for keys in (begun, (first, int(fitted[first].argmin())), nearest):  # of an end that is due first
                 if held[keys] <= right:
-                    return sees, keys
+                    return sees, keys, 1.0
         power = self.power() if is_plain else 0.0
         return (Sees.SCALED, self.hull, 2.0**power) if power and self.scaled(power, HELD) <= right else None
 
@@ -140,4 +141,5 @@ class _Row:
 
         nearest = min((i / 4 for i in range(-16, 17)), key=lambda power: self.scaled(power, FITTED))
         around = (nearest - 0.25, nearest + 0.25)
-        return float(minimize_scalar(self.scaled, args=(FITTED,), bounds=around, options=dict(xatol=1e-6)).x)
+        found: Any = minimize_scalar(self.scaled, args=(FITTED,), bounds=around, options=dict(xatol=1e-6))
+        return float(found.x)

@@ -242,7 +242,8 @@ def _nearest_cast(rows, tensors, i, casts):
     if name == ONE_SCALE:  # another head may have larger values
         power = min((cast.keywords["power"] + i for i in range(4)), key=lambda x: left(partial(scaled, power=x)))
         around = (power - 1 / SCALES, power + 1 / SCALES)
-        cast = partial(scaled, power=minimize_scalar(lambda x: left(partial(scaled, power=x)), bounds=around).x)
+        found: Any = minimize_scalar(lambda x: left(partial(scaled, power=x)), bounds=around)
+        cast = partial(scaled, power=found.x)
     return left(cast), i, name, of(cast)
 
 
