@@ -48,10 +48,7 @@ def nearest_part(
 def _running(p: Tensor, v: Tensor, every: int) -> Tensor:
     """Of p (entries, heads, rows, n_kv, ways), the sums of p V and of p over the first 0, 1, ... times so many keys:
     (entries, heads, rows, borders, ways, features + 1)."""
-    rest, v = -p.shape[3] % every, F.pad(v, (0, 1), value=1.0)
-    if every == 1:
-        of_keys = p[..., None] * v[:, :, None, :, None]
-    else:
-        p, v = (F.pad(x, (0, 0, 0, rest)).unflatten(-2, (-1, every)) for x in (p, v))
-        of_keys = torch.einsum("ehrbkw,ehbkf->ehrbwf", p, v)
+    v, rest = F.pad(v, (0, 1), value=1.0), -p.shape[3] % every
+    p, v = (F.pad(x, (0, 0, 0, rest)).unflatten(-2, (-1, every)) for x in (p, v))
+    of_keys = torch.einsum("ehrbkw,ehbkf->ehrbwf", p, v)
     return F.pad(of_keys.cumsum(3), (0, 0, 0, 0, 1, 0))

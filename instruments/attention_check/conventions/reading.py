@@ -189,10 +189,8 @@ class Reader:
 
 def _scaled(q, k, v, o, S, shape, places, dialect):
     """What `Reader._read` gives, with the scale and the values of a dialect's part."""
-    at = torch.ones(shape[3], dtype=torch.float64)
-    of_k, of_v = at.clone(), at
-    of_k[slice(*dialect.part)] = dialect.scale or 1.0
-    of_v[slice(*dialect.part)] = dialect.values
+    of_k, of_v = torch.ones(2, shape[3], dtype=torch.float64)
+    of_k[slice(*dialect.part)], of_v[slice(*dialect.part)] = dialect.scale or 1.0, dialect.values
     return q, k * of_k[:, None], v * of_v[:, None], o, S * of_k, shape, places
 
 
