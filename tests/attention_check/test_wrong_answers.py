@@ -14,7 +14,7 @@ from test_relations import attention
 
 from attention_check.checks.answers import answers
 from attention_check.commands import reports
-from attention_check.conventions.low_bits import q4_0
+from attention_check.conventions.low_bits import q_0
 from attention_check.judge.findings import Judgement, Verdict
 from attention_check.judge.kernel import judge_kernel
 from attention_check.measure import contract as of_contract
@@ -325,6 +325,6 @@ def test_the_page_lists_the_calls_that_a_kernel_sees():
 
 
 def test_a_cache_of_four_bits_is_not_wrong():
-    low = lambda x: q4_0(x.double()).to(x.dtype)  # noqa: E731
+    low = lambda x: q_0(x.double(), 4).to(x.dtype)  # noqa: E731
     rows = contract(lambda q, k, v: baseline_for(BF16)(q, low(k), low(v)))
     assert {row["outcome"] for row in rows} <= {"answered", "refused"}

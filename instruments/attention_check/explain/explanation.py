@@ -19,7 +19,7 @@ from attention_check.conventions.other_keys import moved_keys
 from attention_check.conventions.reading import UNITS, CapturedCall, Unfit, in_four_dimensions, spread
 from attention_check.conventions.search import NEAR, PART, Fit, Rated, holding, is_flat, search
 from attention_check.conventions.seen_keys import seen_keys
-from attention_check.conventions.solved_weights import HELD_OUT, LEAST_DROPOUT, dropped, noise, wrong_tiles
+from attention_check.conventions.solved_weights import EXPLAINED, HELD_OUT, LEAST_DROPOUT, dropped, noise, wrong_tiles
 from attention_check.explain.arithmetic import computation
 from attention_check.explain.distance import BOUNDS, PRODUCTS, SCORES, Distance, over_bound, parts
 from attention_check.explain.verdict import OUT, Explanation, Verdict, WrongRegions, runs, wrong_regions
@@ -274,6 +274,8 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
         numbers = Distance.of(case.call, dialect)
         if dialect.changes() and case.believed and numbers.is_same(case.believed):
             continue
+        if dialect.part and case.believed and numbers.residual**2 > EXPLAINED * case.believed.residual**2:
+            continue  # it may have no bound, and so many numbers come nearer to any output
         if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and case.counts(numbers):
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
