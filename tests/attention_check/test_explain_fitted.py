@@ -290,8 +290,8 @@ def noisy(kind, seed):
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    queries = 1 if kind == "decoding" else 32
-    q, k, v = (normal(1, 2, n, 64).half() for n in (queries, 40, 40))
+    queries, keys = 1 if kind == "decoding" else 32, 8 if seed == 3 else 40
+    q, k, v = (normal(1, 2, n, 64).half() for n in (queries, keys, keys))
     S = q.double() @ k.double().mT / 8
     o = torch.softmax(S + (0.3 if kind in ("scores", "decoding") else 0) * normal(*S.shape), -1) @ v.double()
     if kind == "output":

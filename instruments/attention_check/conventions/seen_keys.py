@@ -15,6 +15,7 @@ from attention_check.conventions.search import HELD_OUT, TINY, unnormalised
 from attention_check.conventions.solved_weights import EXPLAINED
 
 MOST = 4096  # keys: of more there are too many ranges
+LEAST = 1e-9  # of the sum of all exp(S - m), that a row must see
 FITTED, HELD = slice(None, None, 2), slice(1, None, 2)  # features: those that a range is fitted to, and the others
 Keys = tuple[int, int]  # the first key of a range, and the one behind its last
 
@@ -127,7 +128,8 @@ class _Row:
         ends = running + base[:, None]
         l = ends[:, None, :, -1] - running[:, :, None, -1]  # (heads, first, end)
         error = (torch.cdist(running[..., :-1], ends[..., :-1]) / l.clamp(min=TINY)).square().sum(0)
-        return error.where(torch.ones_like(error).triu(1) > 0, torch.inf)
+        is_range = torch.ones_like(error).triu(1) > 0
+        return error.where(is_range & (l > LEAST * self.p.sum(-1)[:, None, None]).all(0), torch.inf)
 
     def scaled(self, power: float, features: slice) -> float:
         """The squared error with a scale that is 2**power times what is due."""
