@@ -124,7 +124,7 @@ CASES = {  # what is wrong -> the call, and what is said
     "half of the features are used": (of_all | dict(o=attend(Q * (1 - HALF), K, V) * (1 - HALF)), "scores of the first "
         "half of the features alone, but 0 in features 32 to 63"),
     "the mask is of heads of k": (dict(q=Q[:2], k=K[:2, :2], v=V[:2, :2], mask=PADDING[:2],
-        o=attend(Q[:2], K[:2, :2], V[:2, :2], mask_of_heads)), "mask of each entry for the heads of one head of k."),
+        o=attend(Q[:2], K[:2, :2], V[:2, :2], mask_of_heads)), "whose heads read the masks of entries 0, 0, 1, 1."),
     "packed sequences see each other": (packed(), "attention whose sequences see each other, as without cu_seqlens."),
     "k and v are twice as large": (of_all | dict(o=attend(Q, 2 * K, 2 * V)), "k and v that are 2 times as large: bytes "
         "of E4M3FNUZ that are read as E4M3 have 2."),

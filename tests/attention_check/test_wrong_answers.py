@@ -178,7 +178,7 @@ ALONE = [  # a kernel with a fault in some calls, or in their gradients alone; t
     (lambda q, k, v: attention(q, k * (q.shape[-2:] != (1, 96)), v), "one_query_96", "scale_zero"),
     (lambda q, k, v, mask=None: attention(
         q, k, v, mask=mask if mask is None or mask.ndim < 4 or mask.shape[-2] > 1 else mask[:1]),
-     "boolean_mask_padding", "mask_first_entry"),
+     "boolean_mask_padding", "mask"),
     (lambda q, k, v, causal=False, window=None: attention(
         q, Altered.apply(k, lambda dk: dk * (1 + (causal and window is not None))), v, causal=causal, window=window),
      "causal_window", ""),

@@ -25,7 +25,8 @@ class Dialect:
             holds it. scale, causal, mask, window, softcap, sinks, alibi: the options;
             a window may be (left, right), of so many keys, None for all. scale, mask and alibi may be a number, so many
             times the believed scale, the mask and ALiBi's falling slopes; softcap one that scores are capped at. sinks
-            may be a number, how often they count, or for each head, the head whose sink it has.
+            may be a number, how often they count, or for each head, the head whose sink it has. mask may be who reads
+            the mask of another, whose ("entries", "heads" or both), and for each of them, which one it reads.
         softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
         part: (first, end) of the keys for which alone roles, scale and values are not as believed; None is all.
         values: of these keys, as they count: so many times their own.
@@ -39,7 +40,7 @@ class Dialect:
     heads: str | tuple[int, ...] = ""
     scale: str | float = ""
     causal: str = ""
-    mask: str | float = ""
+    mask: str | float | tuple[str | int, ...] = ""
     window: str | tuple[int | None, int | None] = ""
     softcap: str | float = ""
     sinks: str | float | tuple[int, ...] = ""
@@ -186,7 +187,11 @@ def weights(rows: Rows) -> Tensor:
     if rows.dialect.softmax == "not_divided":
         return P
     l = P.sum(-1, keepdim=True) + torch.exp(rows.sinks - m)
-    return P / l.where(l > 0, 1.0)
+    P = P / l.where(l > 0, 1.0)
+    if not rows.dialect.softmax.startswith("twice"):
+        return P
+    hidden = rows.bias.isneginf() & (rows.dialect.softmax == "twice_of_seen")
+    return torch.softmax(P.masked_fill(hidden, -math.inf), -1).nan_to_num(0.0)
 
 
 def changed(dialect: Dialect, aspect: str, choice: Any) -> Dialect:

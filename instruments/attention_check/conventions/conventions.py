@@ -30,7 +30,7 @@ class Convention:
         how: computes it. Of a scale: (as believed, head_dim, features of q up to the last that is not 0) -> the scale.
             Of a causal mask: (rows, keys, the key that aligns with each row) -> the keys that are seen, (rows, n_kv).
             Of a layout: tensors by the names q, k, v, o -> the same as (batch, heads, sequence, head_dim). Of roles: q,
-            k, v -> q, k, v in their places. The other aspects are read in `reading`, `rope` and `attention`.
+            k, v -> q, k, v in their places. Of sinks: (as believed, the scale) -> the sinks. The other aspects are read in `reading`, `rope` and `attention`.
     """
 
     aspect: str
@@ -210,8 +210,6 @@ def _ring(keys, own, blocks):
 
 FAULT = True
 _boolean, _numbers = _mask(lambda mask: mask.dtype == torch.bool), _mask(lambda mask: mask.dtype != torch.bool)
-_of_entries = _mask(lambda mask: mask.ndim == 4 and mask.shape[0] > 1)  # it differs from entry to entry
-_of_heads = _mask(lambda mask: mask.ndim > 2 and mask.shape[-3] > 1)
 LARGEST_HEAD = 128  # features; in three dimensions a last one that is as large may be that of several heads
 TILES = (4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 256)  # keys of a tile
 CHUNKS, LOST = (*(2**i for i in range(4, 14)),), 256  # keys of a chunk; so few are a tile
@@ -328,16 +326,10 @@ CONVENTIONS = (
                selects=BOOLEAN),
     Convention("mask", "hidden", "with the mask's numbers taken for truth values: what is not 0 is hidden",
                fits=_numbers, selects=BOOLEAN),
-    Convention("mask", "first_entry", "with the mask of the first entry of the batch", FAULT, _of_entries),
-    Convention("mask", "first_head", "with the mask of the first head", FAULT, _of_heads),
-    Convention("mask", "entries_as_heads", "with the mask's entries taken for heads, and its heads for entries", FAULT,
-               lambda call: call.q.shape[0] == call.q.shape[1] and (_of_entries(call) or _of_heads(call))),
-    Convention("mask", "entries_as_kv_heads", "with the mask of each entry for the heads of one head of k", FAULT,
-               lambda call: call.q.shape[0] == call.k.shape[1] != call.q.shape[1] and _of_entries(call)),
-    *(Convention("mask", f"{name}_first", f"with the mask of each entry and head taken from a list in the order of "
-                 f"{name}, where the other is due", FAULT,
-                 lambda call: min(call.q.shape[:2]) > 1 and (_of_entries(call) or _of_heads(call)))
-      for name in ("heads", "entries")),
+    Convention("mask", "first_row", "with the first row of the mask in all rows", FAULT,
+               _mask(lambda mask: mask.ndim > 1 and mask.shape[-2] > 1)),
+    Convention("mask", "one_less", "without the last key that the mask shows", FAULT, _has("mask")),
+    Convention("mask", "one_more", "with one key more than the mask shows, behind the last", FAULT, _has("mask")),
     *(Convention("mask", choice, f"with keys of each sequence at {words}", FAULT,
                  lambda call, choice=choice: choice in call.masks) for choice, words in PACKED.items()),
     Convention("mask", -1.0, "with the mask subtracted", FAULT, _numbers),
@@ -358,7 +350,12 @@ CONVENTIONS = (
     Convention("softcap", "of_scores", "with scores times the tanh, where the softcap should be", FAULT,
                _has("softcap")),
     Convention("softcap", "before_scale", "with the softcap before the scale", fits=_has("softcap")),
-    Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
+    *(Convention("sinks", key, words, FAULT, _has("sinks"), how=how) for key, words, how in (
+        ("ignored", "without the sinks", lambda sinks, scale: torch.full_like(sinks, -math.inf)),
+        ("scaled", "with sinks times the scale", lambda sinks, scale: scale * sinks),
+        ("ln_2", "with powers of 2 of the sinks in place of e", lambda sinks, scale: sinks * math.log(2)),
+        ("log2_e", "with powers of e of sinks times log2 e", lambda sinks, scale: sinks / math.log(2)),
+    )),
     Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
     Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT,
                lambda call: not _numbers(call)),
@@ -384,6 +381,9 @@ CONVENTIONS = (
     Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
     Convention("softmax", "not_divided", "not divided by its row sum", FAULT),
+    Convention("softmax", "twice", "with a second softmax, of the weights", FAULT),
+    Convention("softmax", "twice_of_seen", "with a second softmax, of the weights of the keys that are seen", FAULT,
+               lambda call: bool({"causal", "mask", "window"} & call.options.keys())),
     Convention("softmax", "plus_one", "with 1 added to the row sum (softmax off by one, a sink of 0)"),
     Convention("roles", "q_and_k_swapped", "with q and k exchanged", FAULT, how=lambda q, k, v: (k, q, v)),
     Convention("roles", "k_and_v_swapped", "with k and v exchanged", FAULT, how=lambda q, k, v: (q, v, k)),
@@ -392,6 +392,9 @@ CONVENTIONS = (
                  how=lambda q, k, v, by=by: (q, k, v.roll(by, -2))) for key, side, by in SHIFTED),
     *(Convention("roles", f"k_one_{key}", f"with each key replaced by the one {side}, and values as they are", FAULT,
                  how=lambda q, k, v, by=by: (q, k.roll(by, -2), v)) for key, side, by in SHIFTED),
+    *(Convention("roles", f"k_{side}_64", f"with the {side} 64 features of k {place} the others", FAULT,
+                 lambda call: call.q.shape[-1] > 64, how=lambda q, k, v, by=by: (q, k.roll(by, -1), v))
+      for side, place, by in (("last", "before", 64), ("first", "behind", -64))),
     Convention("roles", "negative", "with the opposite sign of its scores", FAULT, how=lambda q, k, v: (-q, k, v)),
     Convention("roles", "first_half", "with scores of the first half of the features alone", FAULT,
                how=lambda q, k, v: (_alone(q, slice(q.shape[-1] // 2)), k, v)),
@@ -442,6 +445,8 @@ def what(dialect: Mapping[str, Any]) -> str:
         names.append(f"with its heads in the order {_few(order)}")
     if isinstance(order := dialect.get("sinks"), tuple):
         names.append(f"whose heads have the sinks of heads {_few(order)}")
+    if isinstance(order := dialect.get("mask"), tuple):
+        names.append(f"whose {order[0]} read the masks of {order[1]} {_few(order[2:])}")
     if isinstance(window := dialect.get("window"), tuple):
         names.append(f"with a window of {_side(window[0])} to the left and {_side(window[1])} to the right")
     for aspect, words in FITTED.items():

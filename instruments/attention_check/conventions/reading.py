@@ -23,6 +23,7 @@ UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
 HIDES = -6e4  # a number of a mask, as FP16's least, that hides a key
+ONE_KEY = dict(one_less=(0, -math.inf), one_more=(1, 0.0))  # of a mask: from its last key, which one, and its score
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
 
 
@@ -131,12 +132,14 @@ class Reader:
         cap = dialect.softcap if isinstance(dialect.softcap, float) else options.get("softcap")
         cap = None if dialect.softcap == "ignored" else cap
         sinks = torch.full((heads,), -math.inf, dtype=torch.float64)
-        if options.get("sinks") is not None and dialect.sinks != "ignored":
+        if options.get("sinks") is not None:
             sinks = options["sinks"].double().cpu().reshape(-1)
             if len(sinks) != heads:
                 raise Unfit(f"sinks: {len(sinks)} for {heads} heads")
             if isinstance(dialect.sinks, float):
                 sinks = sinks + math.log(dialect.sinks)
+            if isinstance(dialect.sinks, str) and dialect.sinks:
+                sinks = BY_CHOICE["sinks", dialect.sinks].how(sinks, _scale(options, dialect, q))
             sinks = sinks[[*dialect.sinks]] if isinstance(dialect.sinks, tuple) else sinks
         more = 0.0 if dialect.softmax == "plus_one" else dialect.sink  # softmax off by one: a sink of 0 more
         if more is not None:
@@ -260,29 +263,25 @@ def _slopes(heads):
 def _masked(mask, choice, entries, heads_at, rows, shape):
     """What a mask adds to the scores of the sampled rows, as a choice reads it."""
     choice, times = ("", choice) if isinstance(choice, float) else (choice, None)
+    if choice in ONE_KEY:
+        bias = _masked(mask, "", entries, heads_at, rows, shape)
+        last = shape[3] - 1 - (bias > -math.inf).double().flip(-1).argmax(-1, keepdim=True) + ONE_KEY[choice][0]
+        return bias.scatter(-1, last.clamp(max=shape[3] - 1), ONE_KEY[choice][1])
+    if isinstance(choice, tuple):
+        mask = mask[(None,) * (4 - mask.ndim)]
+        count = [size if name in choice[0] else 1 for name, size in zip(("entries", "heads"), shape)]
+        mask, choice = mask.flatten(0, 1)[torch.tensor(choice[2:]).view(count)], ""
     if choice.startswith("triangle"):
         own = rows + (shape[3] - shape[2] if choice == "triangle_bottom_right" else 0)
         return _hiding(torch.arange(shape[3])[None] > own[:, None])
     if choice == "transposed":
         mask = mask.transpose(-1, -2)
-    if choice == "entries_as_heads":
-        mask = mask[(None,) * (4 - mask.ndim)].transpose(0, 1)
-    if choice == "entries_as_kv_heads":
-        mask = mask.transpose(0, 1).repeat_interleave(shape[1] // len(mask), 1)
-    if choice in ("heads_first", "entries_first"):  # as if heads and entries lay in the other order
-        batch, heads = shape[:2]
-        mask = mask[(None,) * (4 - mask.ndim)]
-        mask = mask.expand(batch, heads, *mask.shape[2:])
-        mask = mask.transpose(0, 1).reshape(mask.shape) if choice == "heads_first" else (
-            mask.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1))  # fmt: skip
+    if choice == "first_row":
+        mask = mask[..., :1, :]
     try:
         mask = mask.expand(shape)
     except RuntimeError:
         raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
-    if choice == "first_entry":
-        mask = mask[:1].expand(shape)
-    if choice == "first_head":
-        mask = mask[:, :1].expand(shape)
     mask = taken(mask, entries, heads_at, rows).cpu()
     if times is not None:
         mask = mask.double()

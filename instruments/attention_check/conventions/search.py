@@ -45,6 +45,7 @@ LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever 
 FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is tried
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
+MOST_MASKS = 2**27  # scores under all masks of a call, of FEWEST rows
 NEARLY = 1.25  # times the nearest residual: dialects in which other rows count
 NEAREST = 3  # dialects beside which numbers are fitted, and beside those of BESIDE
 IN_PARTS = (  # roles that are tried for a part of the keys
@@ -53,6 +54,7 @@ IN_PARTS = (  # roles that are tried for a part of the keys
 )  # fmt: skip
 MOST_KEYS = 4096  # of more, none are sought that are not as believed
 BESIDE = ("causal_none", "causal_bottom_right", "mask_ignored", "mask_inverted", "window_ignored")  # of conventions
+LN_2 = math.log(2)
 OCTAVE = 2  # values of a number that are tried in each factor of 2, before the best is refined
 WIDE = 6  # factors of 2 to each side of the believed value
 REACH = 1.0  # factors of 2 that a fit may go from where it begins
@@ -353,7 +355,7 @@ def _coarse(sample, family) -> tuple[float, list[float], Sample]:
     numbers, solve = [aspect for aspect in family if aspect != FACTOR], FACTOR in family
     if family == ("scale", "softcap"):  # in c tanh(x / c) any part may be forgotten
         cap = sample.reader.call.options["softcap"]
-        tried = product((1 / cap, 0.5, 1.0, 2.0, cap), (1.0, cap))
+        tried = product((1 / cap, 0.5, LN_2, 1.0, 1 / LN_2, 2.0, cap), (1.0, LN_2 * cap, cap, cap / LN_2))
     else:
         tried = product(*(_values(sample, aspect) for aspect in numbers))
     part = slice(None, None, max(sample.o.shape[-1] // FEATURES, 1))
@@ -475,6 +477,22 @@ def _sinks(few, base):
         yield replace(base, sinks=tuple(order.tolist()))
 
 
+def _masks(few, base):
+    """The mask of another entry or head in each of them."""
+    mask, (batch, heads, n_q, _), n_kv = few.call.options.get("mask"), few.call.q.shape, few.call.k.shape[2]
+    own = mask.shape[:-2] if mask is not None and mask.ndim == 4 else (1, 1)
+    if few.call.at or base != Dialect() or not 1 < own[0] * own[1] <= MOST_MASKS / (batch * heads * min(FEWEST[2], n_q) * n_kv):
+        return
+    reader, every, errors = Reader(few.call, (batch, heads, FEWEST[2])), ("entries and heads",) * 2, []
+    for i in range(own[0] * own[1]):
+        rows = _narrow(reader.rows(replace(base, mask=(*every, *(batch * heads * [i])))))
+        errors.append((rows.golden - rows.o).square().sum((2, 3)))
+    of = [name for name, count in zip(("entries", "heads"), own) if count > 1]
+    for who, of_who in (("entries", (1,)), ("heads", (0,)), (every[0], ())):
+        order = torch.stack([error.sum(of_who, keepdim=True) if of_who else error for error in errors]).argmin(0)
+        yield replace(base, mask=(who, " and ".join(of), *order.flatten().tolist()))
+
+
 def _rope(few, base):
     """RoPE in other places, by a number."""
     few = Reader(few.call, (*FEWEST[:2], FEWEST[2] // 2))
@@ -543,4 +561,4 @@ def _errors(P, sinks, rows, order):
 
 
 # what gives dialects beside a base, read off some rows of the output
-READ_OFF = (_windows, _range, _heads, _sinks, _rope)
+READ_OFF = (_windows, _range, _heads, _sinks, _masks, _rope)

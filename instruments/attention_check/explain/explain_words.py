@@ -14,7 +14,7 @@ from attention_check.explain.verdict import Explanation, Verdict, WrongRegions, 
 from attention_check.measure.mistakes import Cause
 from attention_check.report.labels import subject
 
-FOREIGN = 10.0  # times a gradient's size: an error that a wrong gradient has not
+FOREIGN = 1e3  # times a gradient's size: an error that a wrong gradient has not
 LEFT = 0.25  # of the residual as believed, and of the size: a dialect that leaves less is called the nearest
 MOST_TIMES = 1e4  # Baseline's error: with more it makes none of this kind
 SPAN = 0.25  # of the largest: numbers that differ by less are one number
@@ -43,12 +43,14 @@ CHANGES = {  # of an OtherOutput -> what it is
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
     "mean_of_heads": "the mean over the query heads that share its keys, where their sum is due",
     "of_one_head": "the gradient of one query head alone, of those that share its keys",
+    "of_other_heads": "the sum over query heads h modulo the number of key heads, where neighbours share their keys",
     "exchanged": "the gradient that is due as the other one of dk and dv",
     "softcap_0": "the gradient without the softcap's derivative",
     "softcap_2": "the gradient with the softcap's derivative twice",
     "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",
     "scaled_twice": "the gradient with the scale twice: {factor:.4g} times what it should be",
     "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
+    "delta_times": "the gradient with {factor:.4g} times rowsum(dO * o)",
     "another_delta": "right but for rowsum(dO * o){rows}: each row has another number for it, as if it were read "
     "elsewhere, or a gradient flowed into lse too (dlse in the file)",
     "no_delta": "the gradient without rowsum(dO * o){rows}",

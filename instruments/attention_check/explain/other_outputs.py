@@ -234,6 +234,13 @@ def _like_others(right: RightGradients, name: str, x: Tensor, worst: int) -> Ite
         known = {"unscaled": 1 / scale, "scaled_twice": scale, "mean_of_heads": 1 / heads}
         like = [key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)]
         yield like[0] if len(like) == 1 else "factor", x, factor * values[name], dict(factor=factor)
+    if name != "dv" and group.rows.dialect.is_standard:
+        without = by_hand(group, delta=0.0)[name]
+        own = values[name] - without  # what rowsum(dO * o) adds
+        factor = (((x - without) * own).sum() / own.square().sum().clamp(min=1e-300)).item()
+        if math.isfinite(factor) and abs(factor - 1) > OFF:
+            yield ("delta_times" if abs(factor) > OFF else "without_delta", x, without + factor * own,
+                   dict(factor=factor))  # fmt: skip
     for key, other in (("of_the_other", {"dq": "dk", "dk": "dq"}), ("exchanged", {"dk": "dv", "dv": "dk"})):
         if name in other and values[other[name]].shape == x.shape:
             yield key, x, values[other[name]], {}
@@ -260,7 +267,6 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     if rows.dialect.is_standard:
         for times in (0, 2) if rows.softcap is not None else ():
             add(f"softcap_{times}", by_hand(group, bends=times), "dq dk")
-        add("without_delta", by_hand(group, delta=0.0), "dq dk")
         wrong_P = dict(
             scores=lambda x: (scores(replace(x, products=right.call.fmt(x.products))), log_sum_exp(x)),
             lse_as_base_2=lambda x: (scores(x), log_sum_exp(x) * math.log(2)),
@@ -274,6 +280,10 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
             add("part_of_features", by_hand(group, features=features), "dq dk", features=features)
     whole = turned(right.call, right.dialect, "dO", "o")
     (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
+    if (kv_heads := right.count // batch) not in (1, heads) and not right.dialect.heads:
+        of_heads = [(entries, torch.tensor([head]), rows.places[2]) for head in range(group.kv_head, heads, kv_heads)]
+        each = [gradients(right.call.rows(right.dialect, places=of), taken(whole, *of).double().cpu()) for of in of_heads]
+        add("of_other_heads", {name: sum(one[name] for one in each) for name in ("dk", "dv")}, "dk dv")
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
         add("dO_in_memory_order", gradients(rows, memory[entries][:, at].double().cpu(), dlse))
     others = [changed(right.dialect, each.aspect, each.choice) for each in right.choices]
