@@ -106,11 +106,25 @@ def begun_late():
     return dict(q=Q[:, :, 40:], k=K, v=V, o=o, causal=True, sinks=sinks)
 
 
+def with_sinks(sinks):
+    return fa_lib.kernels.golden(Q, K, V, sinks=sinks, inputs="BF16").bfloat16()
+
+
+def of_hidden_nan():  # 0 times NaN, where the mask hides keys of one entry
+    v, mask = V.clone(), torch.ones(B, 1, 1, N, dtype=torch.bool)
+    mask[1, ..., 80:] = False
+    v[1, :, 80:] = math.nan
+    return dict(q=Q, k=K, v=v, mask=mask, o=attend(Q, K, v))
+
+
 of_all, of_q, of_kv = dict(q=Q, k=K, v=V), Q[:, :, -32:], dict(k=K[:, :2], v=V[:, :2])
 shifted = (torch.arange(N)[None] <= torch.arange(32)[:, None] + 64) & (torch.arange(N)[None] > 16)
 TRIANGLES = (torch.arange(N)[None] % 24) <= (torch.arange(N)[:, None] % 24)
 AT_FOUR = (torch.arange(N)[:, None] // 4 + 1) * 4
 LENGTHS = (torch.arange(N) < torch.tensor([60, 96, 77, 40])[:, None])[:, None, None].expand(-1, 1, N, -1)
+BIAS, SINKS, WIDE = drawn(1, H, N, N, dtype=torch.float32), torch.arange(4.0), drawn(2, B, H, N, 192, seed=4)
+WEIGHTS = (Q.double() @ K.double().mT / 8).masked_fill(~CAUSAL, -math.inf).softmax(-1)
+LAST = LENGTHS & (LENGTHS.cumsum(-1) == LENGTHS.sum(-1, keepdim=True))
 mask_of_heads = PADDING[:2].transpose(0, 1).repeat_interleave(2, 1)
 CASES = {  # what is wrong -> the call, and what is said
     "v is no longer contiguous": (of_all | dict(o=attend(Q, K, V.transpose(1, 2).reshape(V.shape))),
@@ -154,6 +168,19 @@ CASES = {  # what is wrong -> the call, and what is said
     "rows of large scores are 0": (massive(), "0 in head 3 (6% of the rows), which see keys"),
     "the loop begins at a later key": (begun_late(), "attention of keys 40 to 95 alone."),
     "scores are swallowed": (of_all | dict(o=attend(0 * Q, K, V, CAUSAL), causal=True), "equal weights for all keys"),
+    "heads read each other's mask": (of_all | dict(o=(torch.softmax(Q.double() @ K.double().mT / 8 + BIAS.flip(1), -1)
+        @ V.double()).bfloat16(), mask=BIAS), "whose heads read the masks of heads 3, 2, 1, 0."),
+    "all rows read the first of the mask": (of_all | dict(o=attend(Q, K, V, PADDING & CAUSAL[80]),
+        mask=PADDING & CAUSAL.roll(-80, 0)), "with the first row of the mask in all rows."),
+    "lengths are one too few": (of_all | dict(o=attend(Q, K, V, LENGTHS & ~LAST), mask=LENGTHS),
+        "without the last key that the mask shows."),
+    "a second softmax": (of_all | dict(o=(WEIGHTS.softmax(-1) @ V.double()).bfloat16(), causal=True),
+        "with a second softmax, of the weights."),
+    "powers of 2 of sinks": (of_all | dict(o=with_sinks(SINKS * math.log(2)), sinks=SINKS),
+        "with powers of 2 of the sinks in place of e."),
+    "RoPE's features come first in k": (dict(q=WIDE[0], k=WIDE[1], v=V, o=attend(WIDE[0], WIDE[1].roll(64, -1), V)),
+        "with the last 64 features of k before the others."),
+    "hidden values are NaN": (of_hidden_nan(), "0 times NaN is NaN."),
     "the cache has 4 bits": (of_all | dict(o=attend(Q, in_steps(K, 2), in_steps(V, 3))), "k and v in INT4 from least "
         "to largest, k by feature and v by key"),
 }  # fmt: skip

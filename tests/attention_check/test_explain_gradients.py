@@ -68,6 +68,9 @@ CASES = {  # what is wrong -> it; name -> verdict and change
     "dv a mean over heads": (dict(dv=DV / 2), dict(dv=(Verdict.BUG, "mean_of_heads"))),
     "dk of one head": (dict(dk=expanded()[:, ::2]), dict(dk=(Verdict.BUG, "of_one_head"))),
     "delta left out": (dict(dq=by_hand(delta=0.0)[0]), dict(dq=(Verdict.BUG, "without_delta"))),
+    "delta added": (dict(dq=by_hand(delta=-1.0)[0]), dict(dq=(Verdict.BUG, "delta_times"))),
+    "dk summed over every other head": (
+        dict(dk=expanded()[:, :2] + expanded()[:, 2:]), dict(dk=(Verdict.BUG, "of_other_heads"))),
     "delta left out in some rows": (
         dict(dq=by_hand(delta=torch.tensor([1.0] * 128 + [0.0] * 64)[:, None])[0]), dict(dq=(Verdict.BUG, "no_delta"))),
     "dP of half of the features": (

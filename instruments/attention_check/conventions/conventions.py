@@ -30,7 +30,8 @@ class Convention:
         how: computes it. Of a scale: (as believed, head_dim, features of q up to the last that is not 0) -> the scale.
             Of a causal mask: (rows, keys, the key that aligns with each row) -> the keys that are seen, (rows, n_kv).
             Of a layout: tensors by the names q, k, v, o -> the same as (batch, heads, sequence, head_dim). Of roles: q,
-            k, v -> q, k, v in their places. Of sinks: (as believed, the scale) -> the sinks. The other aspects are read in `reading`, `rope` and `attention`.
+            k, v -> q, k, v in their places. Of sinks: (as believed, the scale) -> the sinks. The other aspects are read
+            in `reading`, `rope` and `attention`.
     """
 
     aspect: str
@@ -339,7 +340,6 @@ CONVENTIONS = (
                fits=lambda call: any(1 < call.k.shape[at] < call.q.shape[at] for at in (1, 2)),
                selects={"torch": "enable_gqa=True repeats each key head for neighbouring query heads"}),
     Convention("heads", "first", "with the first head of k and v in all", FAULT, lambda call: call.k.shape[1] > 1),
-    Convention("heads", "reversed", "with its heads in the reverse order", FAULT),
     Convention("window", "ignored", "without the window", FAULT, _has("window")),
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
     Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,

@@ -172,8 +172,7 @@ class Reader:
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
         of_key = 0 * of_key if heads == "first" else of_key
-        of_output = shape[1] - 1 - at if heads == "reversed" else at
-        of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
+        of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else at
         q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
         k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))
         if roles.startswith(ROPE):

@@ -481,7 +481,8 @@ def _masks(few, base):
     """The mask of another entry or head in each of them."""
     mask, (batch, heads, n_q, _), n_kv = few.call.options.get("mask"), few.call.q.shape, few.call.k.shape[2]
     own = mask.shape[:-2] if mask is not None and mask.ndim == 4 else (1, 1)
-    if few.call.at or base != Dialect() or not 1 < own[0] * own[1] <= MOST_MASKS / (batch * heads * min(FEWEST[2], n_q) * n_kv):
+    most = MOST_MASKS / (batch * heads * min(FEWEST[2], n_q) * n_kv)
+    if few.call.at or base != Dialect() or not 1 < own[0] * own[1] <= most:
         return
     reader, every, errors = Reader(few.call, (batch, heads, FEWEST[2])), ("entries and heads",) * 2, []
     for i in range(own[0] * own[1]):

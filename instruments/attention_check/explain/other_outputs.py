@@ -281,9 +281,12 @@ def _other_gradients(right: RightGradients, worst: int) -> list[tuple[str, dict[
     whole = turned(right.call, right.dialect, "dO", "o")
     (batch, heads, n, d), (entries, at, _) = whole.shape, rows.places
     if (kv_heads := right.count // batch) not in (1, heads) and not right.dialect.heads:
-        of_heads = [(entries, torch.tensor([head]), rows.places[2]) for head in range(group.kv_head, heads, kv_heads)]
-        each = [gradients(right.call.rows(right.dialect, places=of), taken(whole, *of).double().cpu()) for of in of_heads]
-        add("of_other_heads", {name: sum(one[name] for one in each) for name in ("dk", "dv")}, "dk dv")
+        found = dict(dk=0.0, dv=0.0)
+        for head in range(group.kv_head, heads, kv_heads):
+            of = entries, torch.tensor([head]), rows.places[2]
+            one = gradients(right.call.rows(right.dialect, places=of), taken(whole, *of).double().cpu())
+            found = {name: x + one[name] for name, x in found.items()}
+        add("of_other_heads", found, "dk dv")
     for memory in (whole.reshape(batch, n, heads, d).transpose(1, 2), whole.transpose(1, 2).reshape(whole.shape)):
         add("dO_in_memory_order", gradients(rows, memory[entries][:, at].double().cpu(), dlse))
     others = [changed(right.dialect, each.aspect, each.choice) for each in right.choices]
