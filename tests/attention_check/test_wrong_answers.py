@@ -66,7 +66,7 @@ def few(monkeypatch, *asked):
 WRONG = {  # note -> a kernel that has that fault
     "layout_all_bshd": reads_bshd,
     "layout_o_reshaped": lambda q, k, v: turned(attention(q, k, v)).reshape(q.shape),
-    "heads_reversed": lambda q, k, v: attention(q, k, v).flip(1),
+    "heads=(1, 0)": lambda q, k, v: attention(q, k, v).flip(1),
     "causal_bottom_right": lambda q, k, v: attention(q, k, v, causal=True),
     "scale_one": scaled(lambda d: 1.0),
     "scale_one_over_d": scaled(lambda d: 1 / d),

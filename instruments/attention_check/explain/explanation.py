@@ -274,8 +274,9 @@ def _right(case: Case, dialects: Iterable[Dialect]) -> Explanation | None:
         numbers = Distance.of(case.call, dialect)
         if dialect.changes() and case.believed and numbers.is_same(case.believed):
             continue
-        if dialect.part and case.believed and numbers.residual**2 > EXPLAINED * case.believed.residual**2:
-            continue  # it may have no bound, and so many numbers come nearer to any output
+        no_bound = dialect.part or numbers.times_bound is None
+        if no_bound and case.believed and numbers.residual**2 > EXPLAINED * case.believed.residual**2:
+            continue  # without a bound it may be near to any output
         if not is_flat(numbers.rows, numbers.rounding) and numbers.holds and case.counts(numbers):
             if numbers.nan_rows or numbers.hidden_nan:
                 return _not_finite(case, numbers)
