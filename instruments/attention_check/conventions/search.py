@@ -487,6 +487,8 @@ def _masks(few, base):
     reader, every, errors = Reader(few.call, (batch, heads, FEWEST[2])), ("entries and heads",) * 2, []
     for i in range(own[0] * own[1]):
         rows = _narrow(reader.rows(replace(base, mask=(*every, *(batch * heads * [i])))))
+        if rows.o.shape[:2] != (batch, heads):
+            return  # they are too many
         errors.append((rows.golden - rows.o).square().sum((2, 3)))
     of = [name for name, count in zip(("entries", "heads"), own) if count > 1]
     for who, of_who in (("entries", (1,)), ("heads", (0,)), (every[0], ())):
