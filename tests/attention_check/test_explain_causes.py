@@ -106,10 +106,6 @@ def begun_late():
     return dict(q=Q[:, :, 40:], k=K, v=V, o=o, causal=True, sinks=sinks)
 
 
-def with_sinks(sinks):
-    return fa_lib.kernels.golden(Q, K, V, sinks=sinks, inputs="BF16").bfloat16()
-
-
 def of_hidden_nan():  # 0 times NaN, where the mask hides keys of one entry
     v, mask = V.clone(), torch.ones(B, 1, 1, N, dtype=torch.bool)
     mask[1, ..., 80:] = False
@@ -170,14 +166,12 @@ CASES = {  # what is wrong -> the call, and what is said
     "scores are swallowed": (of_all | dict(o=attend(0 * Q, K, V, CAUSAL), causal=True), "equal weights for all keys"),
     "heads read each other's mask": (of_all | dict(o=(torch.softmax(Q.double() @ K.double().mT / 8 + BIAS.flip(1), -1)
         @ V.double()).bfloat16(), mask=BIAS), "whose heads read the masks of heads 3, 2, 1, 0."),
-    "all rows read the first of the mask": (of_all | dict(o=attend(Q, K, V, PADDING & CAUSAL[80]),
-        mask=PADDING & CAUSAL.roll(-80, 0)), "with the first row of the mask in all rows."),
     "lengths are one too few": (of_all | dict(o=attend(Q, K, V, LENGTHS & ~LAST), mask=LENGTHS),
         "without the last key that the mask shows."),
     "a second softmax": (of_all | dict(o=(WEIGHTS.softmax(-1) @ V.double()).bfloat16(), causal=True),
         "with a second softmax, of the weights."),
-    "powers of 2 of sinks": (of_all | dict(o=with_sinks(SINKS * math.log(2)), sinks=SINKS),
-        "with powers of 2 of the sinks in place of e."),
+    "powers of 2 of sinks": (of_all | dict(o=fa_lib.kernels.golden(Q, K, V, sinks=SINKS * math.log(2), inputs="BF16")
+        .bfloat16(), sinks=SINKS), "with powers of 2 of the sinks in place of e."),
     "RoPE's features come first in k": (dict(q=WIDE[0], k=WIDE[1], v=V, o=attend(WIDE[0], WIDE[1].roll(64, -1), V)),
         "with the last 64 features of k before the others."),
     "hidden values are NaN": (of_hidden_nan(), "0 times NaN is NaN."),

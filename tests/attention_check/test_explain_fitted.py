@@ -32,7 +32,6 @@ BATCH = drawn(2, 2, 32, 64, dtype=torch.float32, seed=8)
 BIAS = 2 * drawn(1, 4, 256, 256, seed=84)[0]
 HOLE = torch.ones(256, dtype=torch.bool)
 HOLE[20:64] = False
-MASKS = (torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(1)) < 0.6) | torch.eye(32, dtype=torch.bool)
 DISTANCE = torch.arange(256)[:, None] - torch.arange(256)
 
 
@@ -85,13 +84,9 @@ CAUSES = {  # a report or a kind of fault -> q, k, v; o; what is believed; the d
         BF16, attention(BF16, mask=DISTANCE <= 64), dict(window=(64, 0)), dict(window=(64, None))),
     "pegainfer 291: a page of zeros too many": (
         DECODED, with_keys_of_zeros(16, DECODED), {}, dict(sink=near(math.log(16)))),
-    "a mask of another entry": (
-        BATCH, attention(BATCH, mask=MASKS[:1]), dict(mask=MASKS), dict(mask=("entries", "entries", 0, 0))),
     "a boolean mask added": (
         BF16, attention(BF16, mask=HOLE[None].float()), dict(mask=HOLE[None]), dict(mask="added")),
     "powers of 2 and of e": (BF16, attention(BF16, scale=1 / 8 / math.log(2)), {}, dict(scale="log2_e")),
-    "its entries taken for heads": (
-        BATCH, attention(BATCH, mask=MASKS.transpose(0, 1)), dict(mask=MASKS), dict(mask=("heads", "entries", 0, 1))),
     "keys of the token before": (
         BF16, attention((BF16[0], BF16[1].roll(1, 2), BF16[2]), causal=True), dict(causal=True),
         dict(roles="k_one_later")),

@@ -143,19 +143,17 @@ def attend(rows: Rows) -> Tensor:
 
 def scores(rows: Rows) -> Tensor:
     """What the softmax is of, in their dialect, (entries, heads, rows, n_kv), -inf where a key is hidden."""
-    S, cap = rows.products, rows.softcap
-    if rows.dialect.softcap == "before_scale" and cap:
-        return capped(S, cap) * rows.scale + rows.bias
-    if rows.dialect.softcap == "after_mask" and cap:  # a hidden key has the score -softcap
-        return capped(S * rows.scale, cap).masked_fill(rows.bias == -math.inf, -cap)
-    if rows.dialect.softcap == "after_bias" and cap:
-        hidden = rows.bias == -math.inf
-        return capped(S * rows.scale + rows.bias.masked_fill(hidden, 0.0), cap).masked_fill(hidden, -math.inf)
-    if rows.dialect.softcap == "of_scores" and cap:
-        return S * rows.scale * torch.tanh(S * rows.scale / cap) + rows.bias
-    if rows.dialect.softcap == "clipped" and cap:
-        return (S * rows.scale).clamp(-cap, cap) + rows.bias
-    return capped(S * rows.scale, cap) + rows.bias
+    S, cap, bias, how = rows.products, rows.softcap, rows.bias, rows.dialect.softcap
+    if how == "before_scale" and cap:
+        return capped(S, cap) * rows.scale + bias
+    S, hidden = S * rows.scale, bias.isneginf()
+    if how == "after_mask" and cap:  # a hidden key has the score -softcap
+        return capped(S, cap).masked_fill(hidden, -cap)
+    if how == "after_bias" and cap:
+        return capped(S + bias.masked_fill(hidden, 0.0), cap).masked_fill(hidden, -math.inf)
+    if how == "of_scores" and cap:
+        return S * torch.tanh(S / cap) + bias
+    return (S.clamp(-cap, cap) if how == "clipped" and cap else capped(S, cap)) + bias
 
 
 def log_sum_exp(rows: Rows) -> Tensor:

@@ -268,18 +268,15 @@ CONVENTIONS = (
                  how=_of(of, _turned)) for of in ("q", "kv", "k", "v")),
     Convention("layout", "o_reshaped", "with its output reshaped from (batch, sequence, heads, head_dim), where it "
                "should be transposed", FAULT, how=_of("o", _viewed)),
-    *(Convention("layout", f"{name}_reshaped", f"of {words} with the strides of (batch, sequence, heads, head_dim)",
-                 FAULT, how=_of(of, _viewed)) for name, of, words in (
-        ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),
-    )),
-    Convention("layout", "all_reshaped", "of tensors read and written with the strides of (batch, sequence, heads, "
-               "head_dim)", FAULT, lambda call: call.k.shape[1] > 1 or bool({"causal", "mask"} & call.options.keys()),
-               how=_of("qkvo", _viewed)),
-    *(Convention("layout", f"{name}_contiguous", f"of {words} as if contiguous, where memory is (batch, sequence, "
-                 "heads, head_dim)", FAULT, how=_of(of, _contiguous)) for name, of, words in (
-        ("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"), ("inputs", "qkv", "q, k and v read"),
-        ("all", "qkvo", "q, k and v read, and o written,"),
-    )),
+    *(Convention("layout", f"{name}_{key}", f"of {words} {how}", FAULT,
+                 lambda call, of=of: "o" not in of or call.k.shape[1] > 1 or bool({"causal", "mask"} & {*call.options}),
+                 how=_of(of, change))
+      for key, change, how in (
+        ("reshaped", _viewed, "with the strides of (batch, sequence, heads, head_dim)"),
+        ("contiguous", _contiguous, "as if contiguous, where memory is (batch, sequence, heads, head_dim)"))
+      for name, of, words in (("q", "q", "q read"), ("k", "k", "k read"), ("v", "v", "v read"),
+                              ("inputs", "qkv", "q, k and v read"),
+                              ("all", "qkvo", "q, k and v read, and o written,"))),
     Convention("layout", "in_thirds", "of q, k and v that lie head by head in one tensor, which is split in thirds",
                FAULT, lambda call: call.q.shape == call.k.shape == call.v.shape, how=_in_thirds),
     *(Convention("layout", f"{name}_of_packed", f"of {words}, views of one packed tensor, read as if contiguous", FAULT,
@@ -327,8 +324,6 @@ CONVENTIONS = (
                selects=BOOLEAN),
     Convention("mask", "hidden", "with the mask's numbers taken for truth values: what is not 0 is hidden",
                fits=_numbers, selects=BOOLEAN),
-    Convention("mask", "first_row", "with the first row of the mask in all rows", FAULT,
-               _mask(lambda mask: mask.ndim > 1 and mask.shape[-2] > 1)),
     Convention("mask", "one_less", "without the last key that the mask shows", FAULT, _has("mask")),
     Convention("mask", "one_more", "with one key more than the mask shows, behind the last", FAULT, _has("mask")),
     *(Convention("mask", choice, f"with keys of each sequence at {words}", FAULT,

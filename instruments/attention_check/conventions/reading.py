@@ -275,8 +275,6 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         return _hiding(torch.arange(shape[3])[None] > own[:, None])
     if choice == "transposed":
         mask = mask.transpose(-1, -2)
-    if choice == "first_row":
-        mask = mask[..., :1, :]
     try:
         mask = mask.expand(shape)
     except RuntimeError:

@@ -45,7 +45,7 @@ LEAST = (1, 2, 4)  # entries, heads and rows that are taken of a call with ever 
 FEWEST = (1, 2, 8)  # entries, heads and rows on which every number of keys is tried
 FEATURES = 16  # of the output, in which keys and a first value are looked for
 MANY = 2**20  # heads: all of them
-MOST_MASKS = 2**27  # scores under all masks of a call, of FEWEST rows
+MOST_MASKS = 2**27  # scores under all masks of a call, of FEWEST rows each
 NEARLY = 1.25  # times the nearest residual: dialects in which other rows count
 NEAREST = 3  # dialects beside which numbers are fitted, and beside those of BESIDE
 IN_PARTS = (  # roles that are tried for a part of the keys
@@ -481,19 +481,18 @@ def _masks(few, base):
     """The mask of another entry or head in each of them."""
     mask, (batch, heads, n_q, _), n_kv = few.call.options.get("mask"), few.call.q.shape, few.call.k.shape[2]
     own = mask.shape[:-2] if mask is not None and mask.ndim == 4 else (1, 1)
-    most = MOST_MASKS / (batch * heads * min(FEWEST[2], n_q) * n_kv)
-    if few.call.at or base != Dialect() or not 1 < own[0] * own[1] <= most:
+    if few.call.at or base != Dialect() or own == (1, 1):
         return
-    reader, every, errors = Reader(few.call, (batch, heads, FEWEST[2])), ("entries and heads",) * 2, []
-    for i in range(own[0] * own[1]):
-        rows = _narrow(reader.rows(replace(base, mask=(*every, *(batch * heads * [i])))))
-        if rows.o.shape[:2] != (batch, heads):
-            return  # they are too many
-        errors.append((rows.golden - rows.o).square().sum((2, 3)))
-    of = [name for name, count in zip(("entries", "heads"), own) if count > 1]
-    for who, of_who in (("entries", (1,)), ("heads", (0,)), (every[0], ())):
-        order = torch.stack([error.sum(of_who, keepdim=True) if of_who else error for error in errors]).argmin(0)
-        yield replace(base, mask=(who, " and ".join(of), *order.flatten().tolist()))
+    of = " and ".join(name for name, count in zip(("entries", "heads"), own) if count > 1)
+    for who, most in (("entries", (batch, 1)), ("heads", (1, heads)), ("entries and heads", (batch, heads))):
+        if own[0] * own[1] * most[0] * most[1] * min(FEWEST[2], n_q) * n_kv > MOST_MASKS:
+            continue
+        reader, errors = Reader(few.call, (most[0], most[1], FEWEST[2])), []
+        for i in range(own[0] * own[1]):
+            rows = _narrow(reader.rows(replace(base, mask=("entries and heads", of, *(batch * heads * [i])))))
+            errors.append((rows.golden - rows.o).square().sum((2, 3)))
+        if errors[0].shape == most:  # else they are too many to be held
+            yield replace(base, mask=(who, of, *torch.stack(errors).argmin(0).flatten().tolist()))
 
 
 def _rope(few, base):

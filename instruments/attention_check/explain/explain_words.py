@@ -277,14 +277,9 @@ def _in_places(found):
 
 def _elsewhere(found):
     """The first places, and whose rows they have."""
-    several, n, lines = found.where.of[0] > 1, found.where.of[2], []
-    moves = {(e - entry, h - head, (r - row) % n) for (entry, head, row), (e, h, r) in found.elsewhere}
-    for *others, by in moves if len(moves) == 1 else ():
-        rows = min(by, by - n, key=abs)
-        if not any(others):
-            side = "after" if rows > 0 else "before"
-            lines = [f"Each has what is due {abs(rows)} row{'s' * (abs(rows) > 1)} {side} it"]
-    for places in found.elsewhere[: 0 if lines else SHOWN]:
+    several = found.where is not None and found.where.of[0] > 1
+    lines = []
+    for places in found.elsewhere[:SHOWN]:
         at, of = (f"{f'entry {entry}, ' * several}head {head}, row {row}" for entry, head, row in places)
         lines.append(f"At {at} it has what is due at {of}")
     return ". ".join([*lines, *["The other wrong rows are 0"] * (found.zero == "others")])

@@ -11,6 +11,7 @@ import torch
 from attention_check.adapters import READINGS, first_output, read_as
 from attention_check.conventions.attention import Dialect
 from attention_check.conventions.reading import CapturedCall
+from attention_check.conventions.search import fit
 from attention_check.isolation.calls import FAULTS, KernelError, call_kernel, kernel_errors, with_kernel_errors
 from attention_check.isolation.worker import Outcome
 from attention_check.measure import wrong_answers
@@ -183,7 +184,7 @@ class _Asker:
         top_left = any(row["note"] == "top_left" for row in self.rows)
         if later and (causal or top_left and left is not None):
             window = "" if left is None else (left + later, None if right is None else right - later)
-            if wrong_answers.residual(call, Dialect(causal="top_left" if causal else "", window=window)) <= limit:
+            if fit(call.rows(Dialect(causal="top_left" if causal else "", window=window))).residual <= limit:
                 return Outcome.ANSWERED, "top_left"
         return Outcome.WRONG, wrong_answers.diagnose(call)
 

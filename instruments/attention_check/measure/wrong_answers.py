@@ -5,10 +5,8 @@ import math
 import pandas as pd
 from torch import Tensor
 
-from attention_check.conventions.attention import Dialect
 from attention_check.conventions.conventions import keys_of
 from attention_check.conventions.reading import CapturedCall
-from attention_check.conventions.search import fit
 from fa_lib.execution.process_settings import give_back
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
@@ -20,11 +18,6 @@ def distance(o: Tensor, golden: Tensor) -> float:
     if o.shape != golden.shape:
         return math.inf
     return ((o.double() - golden).square().mean().sqrt() / golden.square().mean().sqrt()).item()
-
-
-def residual(call: CapturedCall, dialect: Dialect) -> float:
-    """As `distance`, of some rows of a call, and of attention in a dialect."""
-    return fit(call.rows(dialect)).residual
 
 
 def diagnose(call: CapturedCall) -> str:
