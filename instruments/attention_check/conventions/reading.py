@@ -21,6 +21,7 @@ FEW = 2, 3, 16  # the same, on which dialects are tried
 ENOUGH = 2.0  # times Baseline's residual: rounding, where nothing more is looked for
 UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
 Places = tuple[Tensor, Tensor, Tensor]  # indices of entries, heads and rows
+KEPT = 8  # readings of a call's tensors in a layout and roles, that are kept
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
 HIDES = -6e4  # a number of a mask, as FP16's least, that hides a key
 ONE_KEY = dict(one_less=(0, -math.inf), one_more=(1, 0.0))  # of a mask: from its last key, which one, and its score
@@ -61,6 +62,7 @@ class CapturedCall:
     starts: tuple[int, ...] = ()
     at: Places | None = None
     _roundings: dict[Dialect, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _laid_out: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def fmt(self) -> Format:
@@ -197,7 +199,9 @@ def _scaled(q, k, v, o, S, shape, places, dialect):
 
 
 def _laid_out(call, layout, roles):
-    """q, k, v, o as (batch, heads, sequence, head_dim)."""
+    """q, k, v, o as (batch, heads, sequence, head_dim); the last KEPT readings are kept."""
+    if found := call._laid_out.get((layout, roles)):
+        return found
     tensors = dict(q=call.q, k=call.k, v=call.v, o=call.o)
     q, k, v, o = (BY_CHOICE["layout", layout].how(tensors) if layout else tensors).values()
     if roles and not roles.startswith(ROPE):
@@ -205,6 +209,9 @@ def _laid_out(call, layout, roles):
     fits = q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1] and q.shape[0] == k.shape[0]
     if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
         raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")
+    if len(call._laid_out) == KEPT:
+        call._laid_out.pop(next(iter(call._laid_out)))
+    call._laid_out[layout, roles] = q, k, v, o
     return q, k, v, o
 
 

@@ -102,18 +102,19 @@ class _Row:
             return Sees.ALONE, (0, 0), 1.0
         first, end = self.hull
         for sees in RANGES:
-            fitted, held = (self.errors(sees, features) for features in (FITTED, HELD))
+            fitted = self.errors(sees, FITTED)
             nearest = divmod(int(fitted.argmin()), len(fitted))
             begun = int(fitted[:, end].argmin()), end
             for keys in (begun, (first, int(fitted[first].argmin())), nearest):  # of an end that is due first
-                if held[keys] <= right:
+                if self.errors(sees, HELD, *([key] for key in keys)) <= right:
                     return sees, keys, 1.0
         power = self.power() if is_plain else 0.0
         return (Sees.SCALED, self.hull, 2.0**power) if power and self.scaled(power, HELD) <= right else None
 
-    def errors(self, sees: Sees, features: slice) -> Tensor:
-        """The squared error with each range of keys, (n_kv + 1, n_kv + 1), of its first key and the one behind its
-        last: of the sum of p (v - o) over what is seen, the distance of two running sums, over l."""
+    def errors(self, sees: Sees, features: slice, firsts: Any = slice(None), ends: Any = slice(None)) -> Tensor:
+        """The squared error with ranges of keys, all or some, (firsts, ends), up to (n_kv + 1, n_kv + 1), of the first
+        key and the one behind the last: of the sum of p (v - o) over what is seen, the distance of two running sums,
+        over l."""
         o, every = self.o[:, features], self.due | True
         off = self.v[..., features] - o[:, None]
         of_keys = self.p[..., None] * F.pad(off, (0, 1), value=1.0)  # (heads, n_kv, features + 1)
@@ -125,10 +126,11 @@ class _Row:
         }[sees]  # fmt: skip
         base = (of_keys * before[:, None]).sum(1) + self.sinks * F.pad(-o, (0, 1), value=1.0)  # (heads, features + 1)
         running = F.pad(of_range.cumsum(1), (0, 0, 1, 0))
-        ends = running + base[:, None]
-        l = ends[:, None, :, -1] - running[:, :, None, -1]  # (heads, first, end)
-        error = (torch.cdist(running[..., :-1], ends[..., :-1]) / l.clamp(min=TINY)).square().sum(0)
-        is_range = torch.ones_like(error).triu(1) > 0
+        to, places = (running + base[:, None])[:, ends], torch.arange(running.shape[1])
+        running = running[:, firsts]
+        l = to[:, None, :, -1] - running[:, :, None, -1]  # (heads, first, end)
+        error = (torch.cdist(running[..., :-1], to[..., :-1]) / l.clamp(min=TINY)).square().sum(0)
+        is_range = places[firsts][:, None] < places[ends]
         return error.where(is_range & (l > LEAST * self.p.sum(-1)[:, None, None]).all(0), torch.inf)
 
     def scaled(self, power: float, features: slice) -> float:
